@@ -1,4 +1,4 @@
-//! `millstream torus run` with a site file.
+//! `millstream torus run`: site files, hosts outside, keys, signals.
 
 #[path = "common/running.rs"]
 mod running;
@@ -53,7 +53,10 @@ fn a_host_outside_uses_what_programs_publish() {
     let test = std::env::current_exe().expect("known");
     let program = test.ancestors().nth(2).expect("in target/debug/deps").join("examples/published");
     assert!(program.is_file(), "{} is missing: run cargo build --examples", program.display());
-    let seventh = ["--seventh", "127.0.0.1:0", "--seventh-key", "c0ffee", "--"];
+    let key = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(key.path(), "c0ffee\n").expect("written");
+    let key = key.path().to_str().expect("a name");
+    let seventh = ["--seventh", "127.0.0.1:0", "--seventh-key-file", key, "--"];
     let run = Command::new(env!("CARGO_BIN_EXE_millstream"))
         .args(["--device", "soft", "torus", "run", "--dimensions", "2x2x1", "--json"])
         .args(seventh)
@@ -115,6 +118,65 @@ fn a_host_outside_uses_what_programs_publish() {
     let outside = &report["total"]["outside"];
     assert!(outside["commands"].as_u64() > Some(10), "{outside}");
     assert_eq!(outside["commands"], outside["completed"]);
+}
+
+/// Both are shown to other users of the host.
+#[test]
+fn no_argument_list_and_no_socket_name_has_a_key() {
+    let options = ["--dimensions", "2x1x1", "--supervisors", "1", "--seventh", "127.0.0.1:0", "--"];
+    let run = Command::new(env!("CARGO_BIN_EXE_millstream"))
+        .args(["--device", "soft", "torus", "run"])
+        .args(options)
+        .args(["sleep", "60"])
+        .stderr(std::process::Stdio::piped())
+        .spawn();
+    let mut run = Running(run.expect("it starts"));
+    let mut errors = std::io::BufReader::new(run.0.stderr.take().expect("piped"));
+    let mut keys = Vec::new();
+    while keys.len() < 2 {
+        let mut line = String::new();
+        assert_ne!(std::io::BufRead::read_line(&mut errors, &mut line).expect("a line"), 0, "{keys:?}");
+        keys.extend(
+            (line.split_whitespace()).filter_map(|word| Some(word.split_once("_KEY=")?.1.to_owned())),
+        );
+    }
+    assert!(keys.iter().all(|key| key.len() == 16) && keys[0] != keys[1], "{keys:?}");
+    let sockets = std::fs::read_to_string("/proc/net/unix").expect("Linux shows sockets");
+    assert!(sockets.matches("@millstream-torus-").count() >= 2, "{sockets}");
+    let launcher = run.0.id().to_string();
+    let mut roles = Vec::new();
+    for process in std::fs::read_dir("/proc").expect("Linux shows processes").flatten() {
+        // Others end meanwhile.
+        let Ok(arguments) = std::fs::read(process.path().join("cmdline")) else { continue };
+        let arguments = String::from_utf8_lossy(&arguments).replace('\0', " ");
+        assert!(!keys.iter().any(|key| arguments.contains(key)), "{arguments}");
+        let status = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+        let parent = status.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+        if parent == Some(&launcher) && arguments.contains("--key-file -") {
+            roles.extend(arguments.split(' ').skip_while(|word| *word != "torus").nth(1).map(str::to_owned));
+        }
+    }
+    assert!(!keys.iter().any(|key| sockets.contains(key)), "{sockets}");
+    roles.sort();
+    assert_eq!(roles, ["monitor", "monitor", "node", "node", "supervise"]);
+}
+
+#[test]
+fn a_process_without_a_key_says_how_to_give_it_one() {
+    for words in [&["node", "--dimensions", "1x1x1", "--node", "0"][..], &["watch", "--supervisors", ":1"]] {
+        let run = Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .arg("torus")
+            .args(words)
+            .env_remove("MILLSTREAM_TORUS_KEY")
+            .output()
+            .expect("it starts");
+        let error = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert_eq!(run.status.code(), Some(1), "{error}");
+        assert!(error.contains("name a file with --key-file, or set MILLSTREAM_TORUS_KEY"), "{error}");
+    }
+    let wrong = millstream(&["torus", "watch", "--supervisors", ":1", "--key-file", "/dev/null"]);
+    let error = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(!wrong.status.success() && error.contains("\"/dev/null\" has no key"), "{error}");
 }
 
 /// `timeout`, a service manager and `kill` send SIGTERM to the launcher alone.

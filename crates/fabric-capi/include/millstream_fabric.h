@@ -97,7 +97,7 @@ int ms_fabric_open(const char *socket, ms_fabric **fabric);
 
 /*
  * Connects this host, which is no node, to the seventh port of a node, its gateway: "HOST:PORT" and the key of the port
- * (`millstream torus run --seventh HOST:PORT --seventh-key KEY`). If `gateway` is null, MILLSTREAM_TORUS_GATEWAY and
+ * (`millstream torus run --seventh HOST:PORT --seventh-key-file FILE`). If `gateway` is null, MILLSTREAM_TORUS_GATEWAY and
  * MILLSTREAM_TORUS_GATEWAY_KEY have both. MILLSTREAM_DEVICE selects the verbs device: `soft` for Millstream's, which is
  * found by MILLSTREAM_LIB or beside the program. `ms_fabric_rank` gives the number of the gateway.
  */

@@ -1,7 +1,6 @@
 //! The host monitor: a process of its own that shows that the host lives, and reports to the supervisors.
 
 use std::io::{self, Read};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -16,7 +15,7 @@ use millstream_torus_core::{Dimensions, Direction, NodeNumber};
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::health_page::HealthPage;
 use crate::node::socket_name;
-use crate::service::lines::Lines;
+use crate::service::lines::{Lines, PROOF};
 use crate::service::{ToSupervisor, Who};
 
 /// Interval of attempts to reach a supervisor.
@@ -83,7 +82,7 @@ struct Supervisor {
 impl Supervisor {
     /// Connects without waiting: the host of a supervisor may have lost its power, and this one must show that it lives.
     /// Returns whether a connection is new.
-    fn connect(&mut self, hello: &ToSupervisor) -> bool {
+    fn connect(&mut self, key: u64) -> bool {
         if self.lines.is_some() {
             return false;
         }
@@ -96,8 +95,8 @@ impl Supervisor {
         } else if self.tried.is_none_or(|at| at.elapsed() >= REDIAL) {
             self.tried = Some(Instant::now());
             let (sender, dialled) = mpsc::channel();
-            let (address, hello) = (self.address.clone(), hello.clone());
-            std::thread::spawn(move || sender.send(connect(&address, &hello)));
+            let address = self.address.clone();
+            std::thread::spawn(move || sender.send(Lines::dial(&address, key, Who::Monitor, PROOF)));
             self.dialled = Some(dialled);
         }
         self.lines.is_some()
@@ -214,8 +213,8 @@ impl HostMonitor {
 
     /// Connects to supervisors that are not connected. Returns whether there are new connections.
     fn connect(&mut self) -> bool {
-        let hello = ToSupervisor::Hello { key: self.key, who: Who::Monitor };
-        self.supervisors.iter_mut().fold(false, |new, supervisor| new | supervisor.connect(&hello))
+        let key = self.key;
+        self.supervisors.iter_mut().fold(false, |new, supervisor| new | supervisor.connect(key))
     }
 
     fn report(&mut self, page: HostReport) {
@@ -228,14 +227,6 @@ impl HostMonitor {
             }
         }
     }
-}
-
-/// Connects to a supervisor, which sends nothing.
-fn connect(address: &str, hello: &ToSupervisor) -> io::Result<Lines> {
-    let stream = TcpStream::connect(address)?;
-    let mut lines = Lines::new(stream)?;
-    lines.send(hello)?;
-    Ok(lines)
 }
 
 #[cfg(test)]

@@ -63,3 +63,23 @@ fn puts_race_with_the_end_of_their_region() {
         drop(regions);
     });
 }
+
+/// Each of them would keep the nodes waiting for seconds, and together longer than a start may take.
+#[test]
+fn connections_without_the_key_keep_no_node_of_a_mesh_waiting() {
+    let dimensions: Dimensions = "2x1x1".parse().unwrap();
+    let rendezvous = Rendezvous::listen(dimensions, 1).unwrap();
+    let address = rendezvous.address();
+    let _silent: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
+    let connect = |node: u16, key| {
+        let options = DirectOptions { dimensions, node: NodeNumber(node), key, rendezvous: address.clone() };
+        DirectNode::connect(&options, &device::open(&DeviceSelector::from_environment()).unwrap())
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| rendezvous.run(Deadline::after(LONG)).unwrap());
+        assert!(connect(0, 2).is_err(), "another key");
+        let other = scope.spawn(|| drop(connect(0, 1).unwrap()));
+        drop(connect(1, 1).unwrap());
+        other.join().unwrap();
+    });
+}

@@ -106,7 +106,9 @@ mod tests {
             "{application}"
         );
         assert!(
-            made("node --dimensions 2x1x1 --node 1 --key 1").unwrap().contains("\"--listen\" \"10.0.0.7:0\"")
+            made("node --dimensions 2x1x1 --node 1 --key-file -")
+                .unwrap()
+                .contains("\"--listen\" \"10.0.0.7:0\"")
         );
         assert_eq!(made("run --dimensions 2x1x1 -- reboot"), None);
         assert_eq!(node(&request("node --node 5", "3")), Some(5));

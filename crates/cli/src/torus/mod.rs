@@ -24,6 +24,7 @@ use millstream_health::Timers;
 use millstream_rdma::device::DeviceSelector;
 use millstream_shm::polling::DEFAULT_POLLING;
 use millstream_torus::engine::EngineOptions;
+use millstream_torus::key::{self, KeyError};
 use millstream_torus::monitor::{self, MonitorOptions};
 use millstream_torus::node::{self, NodeOptions, SeventhOptions};
 use millstream_torus::service::supervisor::{self, SupervisorOptions};
@@ -67,7 +68,7 @@ pub(crate) enum TorusCommand {
     /// addresses of all nodes on standard input. Ends with its standard input. With
     /// --site, the addresses are those of the site file.
     ///
-    ///     millstream torus node --dimensions 2x1x1 --node 0 --key 00000000000000c0
+    ///     millstream torus node --dimensions 2x1x1 --node 0 --key-file torus.key
     #[command(verbatim_doc_comment)]
     Node(TorusNodeOptions),
     /// Use the torus from a host that is no node, through the seventh port of a node
@@ -75,29 +76,29 @@ pub(crate) enum TorusCommand {
     /// Programs of nodes publish regions by name (`TorusNode::publish`). `torus run
     /// --seventh` prints address and key.
     ///
-    ///     millstream torus outside --gateway node0:7600 --key 00000000000000c0 list
+    ///     millstream torus outside --gateway node0:7600 --key-file seventh.key list
     ///     millstream torus outside get 3 histogram --output histogram.bin
     ///     millstream torus outside put 3 parameters --input parameters.bin --counter 7
     #[command(verbatim_doc_comment)]
     Outside(TorusOutsideOptions),
     /// Run the host monitor of a node; `torus run --supervisors` starts these
     ///
-    ///     millstream torus monitor --dimensions 2x1x1 --node 0 --key 00000000000000c0 --supervisors node7:7490
+    ///     millstream torus monitor --dimensions 2x1x1 --node 0 --key-file torus.key --supervisors node7:7490
     #[command(verbatim_doc_comment)]
     Monitor(TorusMonitorOptions),
     /// Run a supervisor; the lowest live one of several acts
     ///
     /// Prints `{"listening": ADDRESS}`. Ends with its standard input.
     ///
-    ///     millstream torus supervise --dimensions 2x1x1 --key 00000000000000c0 --listen 127.0.0.1:0
+    ///     millstream torus supervise --dimensions 2x1x1 --key-file torus.key --listen 127.0.0.1:0
     #[command(verbatim_doc_comment)]
     Supervise(TorusSuperviseOptions),
     /// Show the state of a torus that has supervisors
     ///
     /// Draws the planes of the torus with one letter for each node, again at every
-    /// change. `torus run --supervisors` prints the addresses and the key.
+    /// change. `torus run --supervisors` prints the whole command, with the key.
     ///
-    ///     millstream torus watch --supervisors 127.0.0.1:7490 --key 00000000000000c0 --once --svg torus.svg
+    ///     millstream torus watch --supervisors 127.0.0.1:7490 --key-file torus.key --once --svg torus.svg
     #[command(verbatim_doc_comment)]
     Watch(TorusWatchOptions),
     /// Run all nodes of a torus on one thread, with every node writing to every other
@@ -196,9 +197,9 @@ pub(crate) struct TorusRunOptions {
     /// Admit hosts outside of the torus at each node's seventh port, at this address; {node} stands for the node's number
     #[arg(long, value_name = "HOST:PORT")]
     seventh: Option<String>,
-    /// Key that outside hosts must know, in hexadecimal digits; by default one is drawn
-    #[arg(long, value_name = "HEX", requires = "seventh", value_parser = hexadecimal)]
-    seventh_key: Option<u64>,
+    /// File with the key that outside hosts must know, in hexadecimal digits; by default one is drawn
+    #[arg(long, value_name = "FILE", requires = "seventh")]
+    seventh_key_file: Option<PathBuf>,
     /// Watch for faults with this many supervisors: routes change around dead nodes, and the others go on; a supervisor that
     /// ends is started again
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -227,6 +228,21 @@ pub(crate) struct TorusJoinOptions {
     run: TorusRunOptions,
 }
 
+/// Other users read the arguments of a process, so they name a file.
+#[derive(Debug, Args)]
+struct RunKey {
+    /// File with the key of the run, 1 to 16 hexadecimal digits; `-` is a line of standard input. By default
+    /// MILLSTREAM_TORUS_KEY. All processes of a run have the same key
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+impl RunKey {
+    fn find(&self) -> Result<u64, KeyError> {
+        key::find(self.key_file.as_deref(), "--key-file", key::ENV_KEY)
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct TorusNodeOptions {
     #[command(flatten)]
@@ -234,9 +250,8 @@ pub(crate) struct TorusNodeOptions {
     /// Number of this node: x + X·(y + Y·z)
     #[arg(long, value_name = "NUMBER")]
     node: u16,
-    /// Key of the run in hexadecimal digits: only nodes with the same key connect
-    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
-    key: u64,
+    #[command(flatten)]
+    key: RunKey,
     /// Address for neighbours; by default that of the site file, else 127.0.0.1:0
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
@@ -253,11 +268,12 @@ pub(crate) struct TorusNodeOptions {
     #[arg(long, requires = "card")]
     publish_card: bool,
     /// Address of the seventh port, for hosts outside of the torus
-    #[arg(long, value_name = "HOST:PORT", requires = "seventh_key")]
+    #[arg(long, value_name = "HOST:PORT", requires = "seventh_key_file")]
     seventh: Option<String>,
-    /// Key that outside hosts must know, in hexadecimal digits
-    #[arg(long, value_name = "HEX", requires = "seventh", value_parser = hexadecimal)]
-    seventh_key: Option<u64>,
+    /// File with the key that outside hosts must know, in hexadecimal digits; `-` is a line of standard input, behind that
+    /// of the run's key
+    #[arg(long, value_name = "FILE", requires = "seventh")]
+    seventh_key_file: Option<PathBuf>,
     /// Take the place of a process of this node that has ended: links are connected one by one, and an application is
     /// attached once the supervisors have taken the node back
     #[arg(long, requires = "supervisors")]
@@ -278,9 +294,8 @@ pub(crate) struct TorusMonitorOptions {
     /// Number of this node
     #[arg(long, value_name = "NUMBER")]
     node: u16,
-    /// Key of the run in hexadecimal digits
-    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
-    key: u64,
+    #[command(flatten)]
+    key: RunKey,
     /// Supervisors
     #[arg(long, required = true, value_name = "HOST:PORT", value_delimiter = ',')]
     supervisors: Vec<String>,
@@ -294,9 +309,8 @@ pub(crate) struct TorusSuperviseOptions {
     /// Nodes on each axis
     #[arg(long, value_name = "XxYxZ")]
     dimensions: Dimensions,
-    /// Key of the run in hexadecimal digits
-    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
-    key: u64,
+    #[command(flatten)]
+    key: RunKey,
     /// Address for nodes, monitors and watchers
     #[arg(long, default_value = "127.0.0.1:0", value_name = "HOST:PORT")]
     listen: String,
@@ -313,9 +327,8 @@ pub(crate) struct TorusWatchOptions {
     /// Supervisors; the first one that answers is shown
     #[arg(long, required = true, value_name = "HOST:PORT", value_delimiter = ',')]
     supervisors: Vec<String>,
-    /// Key of the run in hexadecimal digits
-    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
-    key: u64,
+    #[command(flatten)]
+    key: RunKey,
     /// Show one state and end
     #[arg(long)]
     once: bool,
@@ -345,10 +358,6 @@ pub(crate) struct TorusSimulateOptions {
     json: bool,
 }
 
-fn hexadecimal(text: &str) -> Result<u64, String> {
-    u64::from_str_radix(text, 16).map_err(|error| format!("{text:?}: {error}"))
-}
-
 pub(crate) fn run(
     command: &TorusCommand,
     device: Option<&DeviceSelector>,
@@ -372,7 +381,7 @@ fn run_monitor(options: &TorusMonitorOptions) -> Result<ExitCode, Box<dyn Error>
     monitor::run(&MonitorOptions {
         dimensions: options.dimensions,
         node: NodeNumber(options.node),
-        key: options.key,
+        key: options.key.find()?,
         supervisors: options.supervisors.clone(),
         timers: Timers::default().scaled(options.period_factor),
     })?;
@@ -382,7 +391,7 @@ fn run_monitor(options: &TorusMonitorOptions) -> Result<ExitCode, Box<dyn Error>
 fn run_supervisor(options: &TorusSuperviseOptions) -> Result<ExitCode, Box<dyn Error>> {
     supervisor::run(&SupervisorOptions {
         dimensions: options.dimensions,
-        key: options.key,
+        key: options.key.find()?,
         listen: options.listen.clone(),
         lower: options.lower.clone(),
         timers: Timers::default().scaled(options.period_factor),
@@ -393,10 +402,13 @@ fn run_supervisor(options: &TorusSuperviseOptions) -> Result<ExitCode, Box<dyn E
 fn run_node(options: &TorusNodeOptions, device: Option<&DeviceSelector>) -> Result<ExitCode, Box<dyn Error>> {
     let (dimensions, addresses) = options.shape.resolve()?;
     let own = addresses.get(usize::from(options.node)).cloned();
+    // In this order at standard input.
+    let key = options.key.find()?;
+    let seventh_key = options.seventh_key_file.as_deref().map(key::read).transpose()?;
     node::run(&NodeOptions {
         dimensions,
         node: NodeNumber(options.node),
-        key: options.key,
+        key,
         listen: options.listen.clone().or(own).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
         peers: (!addresses.is_empty()).then_some(addresses),
         rejoin: options.rejoin,
@@ -406,11 +418,7 @@ fn run_node(options: &TorusNodeOptions, device: Option<&DeviceSelector>) -> Resu
         supervisors: options.supervisors.clone(),
         card: options.card.clone(),
         publish_card: options.publish_card,
-        seventh: options
-            .seventh
-            .clone()
-            .zip(options.seventh_key)
-            .map(|(listen, key)| SeventhOptions { listen, key }),
+        seventh: options.seventh.clone().zip(seventh_key).map(|(listen, key)| SeventhOptions { listen, key }),
         timers: (!options.supervisors.is_empty()).then(|| Timers::default().scaled(options.period_factor)),
     })?;
     Ok(ExitCode::SUCCESS)

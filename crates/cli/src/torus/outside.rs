@@ -12,11 +12,11 @@ use millstream_rdma::device::DeviceSelector;
 use millstream_report::{Replacement, eprint_line};
 use millstream_torus::OutsideHost;
 use millstream_torus::engine::OutsideAccess;
+use millstream_torus::key;
 use millstream_torus::seventh::GatewayOptions;
 use millstream_torus::seventh::directory::PublishedRegion;
+use millstream_torus::seventh::host::ENV_GATEWAY_KEY;
 use millstream_torus_core::NodeNumber;
-
-use super::hexadecimal;
 
 /// Bytes that are in memory at once.
 const BLOCK: usize = 4 << 20;
@@ -24,11 +24,11 @@ const BLOCK: usize = 4 << 20;
 #[derive(Debug, Args)]
 pub(crate) struct TorusOutsideOptions {
     /// Address of a node's seventh port; by default MILLSTREAM_TORUS_GATEWAY
-    #[arg(long, value_name = "HOST:PORT", requires = "key")]
+    #[arg(long, value_name = "HOST:PORT")]
     gateway: Option<String>,
-    /// Its key in hexadecimal digits; by default MILLSTREAM_TORUS_GATEWAY_KEY
-    #[arg(long, value_name = "HEX", requires = "gateway", value_parser = hexadecimal)]
-    key: Option<u64>,
+    /// File with its key in hexadecimal digits; `-` is a line of standard input. By default MILLSTREAM_TORUS_GATEWAY_KEY
+    #[arg(long, value_name = "FILE", requires = "gateway")]
+    key_file: Option<PathBuf>,
     #[command(subcommand)]
     command: OutsideCommand,
 }
@@ -37,7 +37,7 @@ pub(crate) struct TorusOutsideOptions {
 enum OutsideCommand {
     /// List the published regions of all nodes
     ///
-    ///     millstream torus outside --gateway node0:7600 --key 00000000000000c0 list --json
+    ///     millstream torus outside --gateway node0:7600 --key-file seventh.key list --json
     #[command(verbatim_doc_comment)]
     List {
         /// Print JSON
@@ -99,8 +99,11 @@ pub(super) fn run(
     device: Option<&DeviceSelector>,
 ) -> Result<ExitCode, Box<dyn Error>> {
     let device = device.cloned().unwrap_or_else(DeviceSelector::from_environment);
-    let mut host = match options.gateway.clone().zip(options.key) {
-        Some((address, key)) => OutsideHost::connect(&GatewayOptions { address, key, device })?,
+    let mut host = match options.gateway.clone() {
+        Some(address) => {
+            let key = key::find(options.key_file.as_deref(), "--key-file", ENV_GATEWAY_KEY)?;
+            OutsideHost::connect(&GatewayOptions { address, key, device })?
+        }
         None => OutsideHost::from_environment(device)?,
     };
     match &options.command {

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use millstream_rdma::device::DeviceSelector;
 use millstream_report::eprint_line;
 use millstream_torus::engine::EngineOptions;
+use millstream_torus::key::{self, ENV_KEY};
 use millstream_torus::launch::{LaunchedTorus, Launcher, run_direct};
 use millstream_torus::node::SeventhOptions;
 use millstream_torus::seventh::host::{ENV_GATEWAY, ENV_GATEWAY_KEY};
@@ -52,6 +53,7 @@ pub(super) fn launcher(
     if let Some(listen) = &options.listen {
         addresses = dimensions.all().map(|node| listen.replace("{node}", &node.0.to_string())).collect();
     }
+    let seventh_key = options.seventh_key_file.as_deref().map(key::read).transpose()?;
     Ok(Launcher {
         dimensions,
         program,
@@ -64,7 +66,7 @@ pub(super) fn launcher(
         card: options.card.clone(),
         seventh: options.seventh.clone().map(|listen| SeventhOptions {
             listen,
-            key: options.seventh_key.unwrap_or_else(millstream_shm::random_u64),
+            key: seventh_key.unwrap_or_else(millstream_shm::random_u64),
         }),
         supervisors: options.supervisors,
         period_factor: options.period_factor,
@@ -84,10 +86,11 @@ pub(super) fn run_with(
     torus.end_if(interrupt.asked());
     if options.supervisors > 0 {
         let (addresses, key) = torus.watched_at();
-        eprint_line!("watch: millstream torus watch --supervisors {} --key {key:016x}", addresses.join(","));
+        let (key, addresses) = (key::text(key), addresses.join(","));
+        eprint_line!("watch: {ENV_KEY}={key} millstream torus watch --supervisors {addresses}");
     }
     if let Some((address, key)) = torus.gateway(NodeNumber(0)) {
-        eprint_line!("outside hosts: {ENV_GATEWAY}={address} {ENV_GATEWAY_KEY}={key:016x}");
+        eprint_line!("outside hosts: {ENV_GATEWAY}={address} {ENV_GATEWAY_KEY}={}", key::text(key));
     }
     let mut failures = Vec::new();
     if options.supervisors > 0 {

@@ -12,7 +12,7 @@ use super::TorusWatchOptions;
 pub(super) fn run(options: &TorusWatchOptions) -> Result<ExitCode, Box<dyn Error>> {
     let mut shown: Option<TorusState> = None;
     let mut failure = None;
-    watch(&options.supervisors, options.key, |state| {
+    watch(&options.supervisors, options.key.find()?, |state| {
         if shown.as_ref() != Some(state) {
             if let Err(error) = show(state, options) {
                 failure = Some(error);

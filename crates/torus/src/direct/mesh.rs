@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use millstream_rdma::connect::{ConnectError, ConnectedQueuePair, Listener, dial, listen};
@@ -17,9 +18,12 @@ use super::DirectOptions;
 use super::message::MESSAGE_BYTES;
 use super::node::{Node, Peer, RECEIVE, RECEIVES, SENDS};
 use crate::memory::Memory;
+use crate::proof::{self, Purpose, Strangers};
 
-/// First bytes of a connection between two nodes.
-const MAGIC: [u8; 8] = *b"mdirect1";
+/// Interval of looks at nodes that have proved that they know the key.
+const LOOK: Duration = Duration::from_millis(20);
+/// Time for a node to say who it is.
+const HELLO: Duration = Duration::from_secs(5);
 /// Longest line at a rendezvous: the addresses of all nodes.
 const MAX_LINE: u64 = 4 << 20;
 
@@ -65,7 +69,6 @@ pub enum MeshError {
 /// What a node says at the rendezvous.
 #[derive(Debug, Serialize, Deserialize)]
 struct Arrival {
-    key: u64,
     dimensions: String,
     node: u16,
     address: String,
@@ -98,18 +101,19 @@ impl Rendezvous {
     /// Waits for all nodes, and gives them all addresses.
     ///
     /// # Errors
-    /// [`MeshError`] if a node does not come in time. Strangers are ignored.
+    /// [`MeshError`] if a node does not come in time. Connections without the key are ignored.
     pub fn run(&self, deadline: Deadline) -> Result<(), MeshError> {
         let mut arrived: HashMap<u16, (TcpStream, String)> = HashMap::new();
+        let mut nodes = Arrivals::new(&self.listener, self.key, Purpose::Rendezvous);
         while arrived.len() < self.torus.nodes() {
             let missing = self.torus.all().find(|node| !arrived.contains_key(&node.0)).unwrap_or_default();
             let failed = |cause| MeshError::Connect { what: format!("waiting for {missing}"), cause };
-            let (stream, address) = self.listener.accept(deadline).map_err(failed)?;
-            match self.exchange_hello(&stream) {
+            let stream = nodes.next(deadline).map_err(failed)?;
+            match self.receive_arrival(&stream) {
                 Ok(arrival) => {
                     arrived.insert(arrival.node, (stream, arrival.address));
                 }
-                Err(cause) => tracing::warn!("{address} is not a node of this run: {cause}"),
+                Err(cause) => tracing::warn!("a node of this run is refused: {cause}"),
             }
         }
         let addresses: Vec<&str> = self.torus.all().map(|node| arrived[&node.0].1.as_str()).collect();
@@ -120,12 +124,48 @@ impl Rendezvous {
         Ok(())
     }
 
-    fn exchange_hello(&self, stream: &TcpStream) -> io::Result<Arrival> {
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    fn receive_arrival(&self, stream: &TcpStream) -> io::Result<Arrival> {
+        stream.set_read_timeout(Some(HELLO))?;
         let arrival: Arrival = read_line(stream)?;
         let known = self.torus.contains(NodeNumber(arrival.node));
-        let same = arrival.key == self.key && arrival.dimensions == self.torus.to_string() && known;
-        if same { Ok(arrival) } else { Err(io::Error::other("it has another key, shape or number")) }
+        let same = arrival.dimensions == self.torus.to_string() && known;
+        if same { Ok(arrival) } else { Err(io::Error::other("it has another shape or number")) }
+    }
+}
+
+/// Connections of nodes that know the key. Others keep nobody waiting.
+struct Arrivals<'l> {
+    listener: &'l Listener,
+    key: u64,
+    purpose: Purpose,
+    strangers: Strangers,
+    sender: Sender<TcpStream>,
+    proved: Receiver<TcpStream>,
+}
+
+impl Arrivals<'_> {
+    fn new(listener: &Listener, key: u64, purpose: Purpose) -> Arrivals<'_> {
+        let (sender, proved) = mpsc::channel();
+        Arrivals { listener, key, purpose, strangers: Strangers::default(), sender, proved }
+    }
+
+    fn next(&mut self, deadline: Deadline) -> Result<TcpStream, ConnectError> {
+        loop {
+            if let Ok(stream) = self.proved.try_recv() {
+                return Ok(stream);
+            }
+            match self.listener.accept(Deadline::after(LOOK)) {
+                Ok((stream, _)) => {
+                    let sender = self.sender.clone();
+                    self.strangers.accept(stream, self.key, self.purpose.only(), move |(), stream| {
+                        // Nobody waits for it after the deadline.
+                        let _ = sender.send(stream);
+                    });
+                }
+                Err(error) if deadline.passed() => return Err(error),
+                Err(_) => {}
+            }
+        }
     }
 }
 
@@ -143,12 +183,9 @@ fn exchange_addresses(
 ) -> Result<Vec<String>, MeshError> {
     let failed = |cause| MeshError::Connect { what: "rendezvous of the mesh".to_owned(), cause };
     let mut stream = dial(&options.rendezvous, deadline).map_err(failed)?;
-    let arrival = Arrival {
-        key: options.key,
-        dimensions: options.dimensions.to_string(),
-        node: options.node.0,
-        address: own.to_owned(),
-    };
+    proof::dial(&stream, options.key, Purpose::Rendezvous, deadline)?;
+    let arrival =
+        Arrival { dimensions: options.dimensions.to_string(), node: options.node.0, address: own.to_owned() };
     let line = serde_json::to_string(&arrival).map_err(io::Error::from)? + "\n";
     stream.write_all(line.as_bytes())?;
     stream.set_read_timeout(deadline.remaining().map(|left| left.max(Duration::from_millis(1))))?;
@@ -183,16 +220,14 @@ pub(super) fn connect(
     for lower in torus.all().take(options.node.index()) {
         let to = || format!("connecting {} with {lower}", options.node);
         let mut stream = dial(&addresses[lower.index()], deadline).map_err(failed(to()))?;
-        let mut hello = MAGIC.to_vec();
-        hello.extend(options.key.to_le_bytes());
-        hello.extend(options.node.0.to_le_bytes());
-        stream.write_all(&hello)?;
+        proof::dial(&stream, options.key, Purpose::Mesh, deadline)?;
+        stream.write_all(&options.node.0.to_le_bytes())?;
         let peer = finish(&node, device, lower, stream, deadline).map_err(failed(to()));
         node.add(peer??);
     }
+    let mut nodes = Arrivals::new(&listener, options.key, Purpose::Mesh);
     while node.peers_connected() < torus.nodes() - 1 {
-        let (mut stream, address) =
-            listener.accept(deadline).map_err(failed("waiting for nodes".to_owned()))?;
+        let mut stream = nodes.next(deadline).map_err(failed("waiting for nodes".to_owned()))?;
         match receive_hello(&mut stream, options).and_then(|higher| {
             if node.has_peer(higher) { Err(io::Error::other("it is connected already")) } else { Ok(higher) }
         }) {
@@ -201,7 +236,7 @@ pub(super) fn connect(
                 let peer = finish(&node, device, higher, stream, deadline).map_err(failed(what));
                 node.add(peer??);
             }
-            Err(cause) => tracing::warn!("{address} is not a node of this run: {cause}"),
+            Err(cause) => tracing::warn!("a node of this run is refused: {cause}"),
         }
     }
     Ok(node)
@@ -209,13 +244,12 @@ pub(super) fn connect(
 
 /// Reads which node dialled.
 fn receive_hello(stream: &mut TcpStream, options: &DirectOptions) -> io::Result<NodeNumber> {
-    let mut hello = [0; 18];
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    stream.read_exact(&mut hello)?;
-    let node = NodeNumber(u16::from_le_bytes([hello[16], hello[17]]));
-    let same = hello[..8] == MAGIC && hello[8..16] == options.key.to_le_bytes();
+    let mut number = [0; 2];
+    stream.set_read_timeout(Some(HELLO))?;
+    stream.read_exact(&mut number)?;
+    let node = NodeNumber(u16::from_le_bytes(number));
     let is_higher = node > options.node && options.dimensions.contains(node);
-    if same && is_higher { Ok(node) } else { Err(io::Error::other("it has another key or number")) }
+    if is_higher { Ok(node) } else { Err(io::Error::other(format!("{node} does not dial this one"))) }
 }
 
 /// Connects a queue pair over a stream.

@@ -10,12 +10,13 @@ use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::Launcher;
 use crate::engine::EngineOptions;
+use crate::key::{self, KeyError};
 use crate::monitor::MonitorOptions;
 use crate::node::{NodeOptions, SeventhOptions};
 use crate::service::supervisor::SupervisorOptions;
 
 /// Words that no [`Launcher`] passes.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {
     /// An option is missing.
@@ -32,12 +33,15 @@ pub enum ArgumentError {
         /// Its value.
         value: String,
     },
+    /// There is no key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// The factor of the periods is not valid.
     #[error("--period-factor: {0}")]
     Timers(#[from] TimersError),
 }
 
-/// The words after `node`, `monitor` or `supervise`, as [`Launcher`] passes them.
+/// The words after `node`, `monitor` or `supervise`, as [`Launcher`] passes them. Keys are read from standard input.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessArguments<'w>(pub &'w [String]);
 
@@ -50,7 +54,7 @@ impl<'w> ProcessArguments<'w> {
         Ok(NodeOptions {
             dimensions: self.required("--dimensions")?,
             node: NodeNumber(self.required("--node")?),
-            key: self.key()?,
+            key: self.key("--key-file")?,
             listen: self.listen(),
             peers: None,
             rejoin: self.0.iter().any(|word| word == "--rejoin"),
@@ -67,7 +71,7 @@ impl<'w> ProcessArguments<'w> {
 
     fn seventh(self) -> Result<Option<SeventhOptions>, ArgumentError> {
         let Some(listen) = self.value("--seventh") else { return Ok(None) };
-        let key = self.hexadecimal("--seventh-key")?;
+        let key = self.key("--seventh-key-file")?;
         Ok(Some(SeventhOptions { listen: listen.to_owned(), key }))
     }
 
@@ -79,7 +83,7 @@ impl<'w> ProcessArguments<'w> {
         Ok(MonitorOptions {
             dimensions: self.required("--dimensions")?,
             node: NodeNumber(self.required("--node")?),
-            key: self.key()?,
+            key: self.key("--key-file")?,
             supervisors: self.list("--supervisors"),
             timers: self.timers()?.ok_or(ArgumentError::Missing { option: "--period-factor" })?,
         })
@@ -92,7 +96,7 @@ impl<'w> ProcessArguments<'w> {
     pub fn supervisor(self) -> Result<SupervisorOptions, ArgumentError> {
         Ok(SupervisorOptions {
             dimensions: self.required("--dimensions")?,
-            key: self.key()?,
+            key: self.key("--key-file")?,
             listen: self.listen(),
             lower: self.list("--lower"),
             timers: self.timers()?.ok_or(ArgumentError::Missing { option: "--period-factor" })?,
@@ -113,13 +117,9 @@ impl<'w> ProcessArguments<'w> {
         self.optional(option)?.ok_or(ArgumentError::Missing { option })
     }
 
-    fn key(self) -> Result<u64, ArgumentError> {
-        self.hexadecimal("--key")
-    }
-
-    fn hexadecimal(self, option: &'static str) -> Result<u64, ArgumentError> {
-        let value = self.value(option).ok_or(ArgumentError::Missing { option })?;
-        u64::from_str_radix(value, 16).map_err(|_| ArgumentError::Value { option, value: value.to_owned() })
+    fn key(self, option: &'static str) -> Result<u64, ArgumentError> {
+        let file = self.value(option).ok_or(ArgumentError::Missing { option })?;
+        Ok(key::read(file.as_ref())?)
     }
 
     fn listen(self) -> String {
@@ -166,19 +166,41 @@ mod tests {
         text.split(' ').map(str::to_owned).collect()
     }
 
+    /// A file with a key, until it is dropped.
+    struct KeyFile(String);
+
+    impl KeyFile {
+        fn new(name: &str, key: u64) -> KeyFile {
+            let name = format!("millstream-arguments-{name}-{}", std::process::id());
+            let file = std::env::temp_dir().join(name);
+            std::fs::write(&file, key::text(key)).unwrap();
+            KeyFile(file.to_str().unwrap().to_owned())
+        }
+    }
+
+    impl Drop for KeyFile {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
     #[test]
     fn the_words_of_a_launcher_become_options() {
-        let node = words("node --dimensions 2x3x4 --key 00000000000000ff --node 5 --listen :1 --rejoin");
+        let (run, seventh) = (KeyFile::new("run", 255), KeyFile::new("seventh", 10));
+        let (run, seventh) = (&run.0, &seventh.0);
+        let node = words(&format!("node --dimensions 2x3x4 --key-file {run} --node 5 --listen :1 --rejoin"));
         let node = ProcessArguments(&node).node().unwrap();
         assert_eq!((node.dimensions.to_string().as_str(), node.node.0, node.key), ("2x3x4", 5, 255));
         assert_eq!((node.listen.as_str(), node.rejoin, node.timers), (":1", true, None));
         assert!(node.seventh.is_none());
-        let node =
-            words("node --dimensions 2x1x1 --key 1 --node 0 --seventh :76 --seventh-key 000000000000000a");
+        let node = words(&format!(
+            "node --dimensions 2x1x1 --key-file {run} --node 0 --seventh :76 --seventh-key-file {seventh}"
+        ));
         let seventh = ProcessArguments(&node).node().unwrap().seventh.unwrap();
         assert_eq!((seventh.listen.as_str(), seventh.key), (":76", 10));
-        let monitor =
-            words("monitor --dimensions 2x1x1 --key 1 --node 0 --supervisors a,b --period-factor 2");
+        let monitor = words(&format!(
+            "monitor --dimensions 2x1x1 --key-file {run} --node 0 --supervisors a,b --period-factor 2"
+        ));
         let monitor = ProcessArguments(&monitor).monitor().unwrap();
         assert_eq!(monitor.supervisors, ["a", "b"]);
         assert_eq!(monitor.timers, Timers::default().scaled(2));
@@ -186,14 +208,15 @@ mod tests {
 
     #[test]
     fn missing_and_invalid_words_are_named() {
+        let key = KeyFile::new("named", 1);
         let error = |text: &str| ProcessArguments(&words(text)).node().unwrap_err().to_string();
         assert_eq!(error("node --node 1"), "the option --dimensions is missing");
-        assert_eq!(error("node --dimensions 2x1x1 --node 1 --key xyz"), "--key xyz: not a valid value");
+        assert_eq!(error("node --dimensions 2x1x1 --node 1"), "the option --key-file is missing");
         assert_eq!(error("node --dimensions 2x0 --node 1"), "--dimensions 2x0: not a valid value");
-        let error_of_seventh = error("node --dimensions 2x1x1 --node 1 --key 1 --seventh :76");
-        assert_eq!(error_of_seventh, "the option --seventh-key is missing");
-        let supervisor = words("supervise --dimensions 2x1x1 --key 1");
-        let missing = ArgumentError::Missing { option: "--period-factor" };
-        assert_eq!(ProcessArguments(&supervisor).supervisor().unwrap_err(), missing);
+        let seventh = format!("node --dimensions 2x1x1 --node 1 --key-file {} --seventh :76", key.0);
+        assert_eq!(error(&seventh), "the option --seventh-key-file is missing");
+        let supervisor = words(&format!("supervise --dimensions 2x1x1 --key-file {}", key.0));
+        let missing = ProcessArguments(&supervisor).supervisor().unwrap_err().to_string();
+        assert_eq!(missing, "the option --period-factor is missing");
     }
 }

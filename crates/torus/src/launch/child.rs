@@ -8,10 +8,24 @@ use std::time::{Duration, Instant};
 use millstream_torus_core::NodeNumber;
 
 use super::LaunchError;
+use crate::key;
 use crate::node::{NodeCommand, NodeMessage};
 
 /// How long a node process may take to end after its standard input has ended.
 const END: Duration = Duration::from_secs(5);
+
+/// Starts a process, which finds a line with each key at its standard input.
+pub(super) fn spawn(mut command: Command, keys: &[u64]) -> Result<Child, LaunchError> {
+    let program = command.get_program().to_owned();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut process = command.spawn().map_err(|cause| LaunchError::Start { program, cause })?;
+    let lines: String = keys.iter().map(|&key| key::text(key) + "\n").collect();
+    if let Some(input) = &mut process.stdin {
+        // One that has ended is noticed by its silence.
+        let _ = input.write_all(lines.as_bytes());
+    }
+    Ok(process)
+}
 
 #[derive(Debug)]
 pub(super) struct NodeChild {
@@ -22,10 +36,8 @@ pub(super) struct NodeChild {
 }
 
 impl NodeChild {
-    pub(super) fn start(node: NodeNumber, mut command: Command) -> Result<NodeChild, LaunchError> {
-        let program = command.get_program().to_owned();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().map_err(|cause| LaunchError::Start { program, cause })?;
+    pub(super) fn start(node: NodeNumber, command: Command, keys: &[u64]) -> Result<NodeChild, LaunchError> {
+        let mut process = spawn(command, keys)?;
         let (sender, messages) = mpsc::channel();
         if let Some(output) = process.stdout.take() {
             std::thread::spawn(move || {

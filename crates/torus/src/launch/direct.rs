@@ -12,6 +12,7 @@ use super::LaunchError;
 use super::applications::Applications;
 use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE};
 use crate::direct::{ENV_KEY, ENV_RENDEZVOUS, MeshError, Rendezvous};
+use crate::key;
 
 /// How long the applications may take to connect.
 const START: Duration = Duration::from_secs(90);
@@ -55,7 +56,7 @@ pub fn run_direct(
         command
             .args(arguments)
             .env(ENV_RENDEZVOUS, &address)
-            .env(ENV_KEY, format!("{key:016x}"))
+            .env(ENV_KEY, key::text(key))
             .env(ENV_RANK, node.0.to_string())
             .env(ENV_SIZE, dimensions.nodes().to_string())
             .env(ENV_DIMENSIONS, dimensions.to_string())

@@ -167,8 +167,8 @@ impl Launcher {
         };
         let mut addresses: Vec<String> = Vec::new();
         for index in 0..self.supervisors {
-            let command = self.supervisor_command(key, self.supervisor_address.as_deref(), &addresses);
-            let mut supervisor = ServiceProcess::start(command)?;
+            let command = self.supervisor_command(self.supervisor_address.as_deref(), &addresses);
+            let mut supervisor = ServiceProcess::start(command, key)?;
             addresses.push(supervisor.address(index, deadline)?);
             torus.supervisors.push(supervisor);
         }
@@ -176,21 +176,26 @@ impl Launcher {
         torus.watched.clone_from(&watched);
         for node in self.dimensions.all() {
             let address = self.addresses.get(node.index()).map(String::as_str);
-            let command = self.node_command(node, key, address, &watched);
-            torus.nodes.push(NodeChild::start(node, command)?);
+            let command = self.node_command(node, address, &watched);
+            torus.nodes.push(NodeChild::start(node, command, &self.keys(key))?);
         }
         torus.connect(deadline)?;
         for node in self.dimensions.all().filter(|_| self.supervisors > 0) {
-            let mut command = self.command(Some(node), "monitor", key);
+            let mut command = self.command(Some(node), "monitor");
             command.args(["--node", &node.0.to_string()]);
             self.watch(&mut command, &watched);
-            torus.monitors.push(ServiceProcess::start(command)?);
+            torus.monitors.push(ServiceProcess::start(command, key)?);
         }
         Ok(torus)
     }
 
-    fn node_command(&self, node: NodeNumber, key: u64, address: Option<&str>, watched: &str) -> Command {
-        let mut command = self.command(Some(node), "node", key);
+    /// The keys of a node process, in the order in which it reads them.
+    fn keys(&self, of_run: u64) -> Vec<u64> {
+        std::iter::once(of_run).chain(self.seventh.as_ref().map(|seventh| seventh.key)).collect()
+    }
+
+    fn node_command(&self, node: NodeNumber, address: Option<&str>, watched: &str) -> Command {
+        let mut command = self.command(Some(node), "node");
         command.args(["--node", &node.0.to_string()]).args(&self.node_arguments);
         if let Some(address) = address {
             command.args(["--listen", address]);
@@ -200,14 +205,14 @@ impl Launcher {
         }
         if let Some(seventh) = &self.seventh {
             let listen = seventh.listen.replace("{node}", &node.0.to_string());
-            command.args(["--seventh", &listen, "--seventh-key", &format!("{:016x}", seventh.key)]);
+            command.args(["--seventh", &listen, "--seventh-key-file", "-"]);
         }
         self.watch(&mut command, watched);
         command
     }
 
-    fn supervisor_command(&self, key: u64, listen: Option<&str>, lower: &[String]) -> Command {
-        let mut command = self.command(None, "supervise", key);
+    fn supervisor_command(&self, listen: Option<&str>, lower: &[String]) -> Command {
+        let mut command = self.command(None, "supervise");
         if let Some(address) = listen {
             command.args(["--listen", address]);
         }
@@ -218,8 +223,8 @@ impl Launcher {
         command
     }
 
-    /// A process beside a node, or on this host.
-    fn command(&self, node: Option<NodeNumber>, role: &str, key: u64) -> Command {
+    /// A process beside a node, or on this host. It reads its keys from standard input.
+    fn command(&self, node: Option<NodeNumber>, role: &str) -> Command {
         let mut command = match &self.launcher {
             Some(launcher) if node.is_some() => {
                 let mut command = Command::new(launcher);
@@ -232,7 +237,7 @@ impl Launcher {
             command.env(ENV_RANK, node.0.to_string());
         }
         command.args(&self.arguments).arg(role);
-        command.args(["--dimensions", &self.dimensions.to_string(), "--key", &format!("{key:016x}")]);
+        command.args(["--dimensions", &self.dimensions.to_string(), "--key-file", "-"]);
         if let Some(device) = &self.device {
             command.env(millstream_rdma::loader::ENV_DEVICE, device);
         }
@@ -418,10 +423,10 @@ impl LaunchedTorus {
     /// [`LaunchError`] if it cannot be started.
     pub fn restart_node(&mut self, node: NodeNumber) -> Result<(), LaunchError> {
         let address = self.addresses.get(node.index()).cloned();
-        let mut command = self.launcher.node_command(node, self.key, address.as_deref(), &self.watched);
+        let mut command = self.launcher.node_command(node, address.as_deref(), &self.watched);
         command.arg("--rejoin");
         let Some(place) = self.nodes.get_mut(node.index()) else { return Ok(()) };
-        let mut child = NodeChild::start(node, command)?;
+        let mut child = NodeChild::start(node, command, &self.launcher.keys(self.key))?;
         let deadline = Instant::now() + START;
         let NodeMessage::Listening { seventh, .. } = child.expect(deadline)? else {
             return Err(child.failure("did not say where it listens"));
@@ -444,12 +449,9 @@ impl LaunchedTorus {
     pub fn restart_supervisor(&mut self, index: usize) -> Result<(), LaunchError> {
         let (addresses, key) = self.watched_at();
         let Some(place) = self.supervisors.get_mut(index) else { return Ok(()) };
-        let command = self.launcher.supervisor_command(
-            key,
-            addresses.get(index).map(String::as_str),
-            &addresses[..index],
-        );
-        let mut supervisor = ServiceProcess::start(command)?;
+        let command =
+            self.launcher.supervisor_command(addresses.get(index).map(String::as_str), &addresses[..index]);
+        let mut supervisor = ServiceProcess::start(command, key)?;
         supervisor.address(index, Instant::now() + START)?;
         *place = supervisor;
         Ok(())

@@ -1,14 +1,14 @@
 //! Supervisors and host monitors as children of the launcher. Dropping one ends its process.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::LaunchError;
+use super::child::spawn;
 use crate::service::lines::Lines;
-use crate::service::{FromSupervisor, ToSupervisor, TorusState, Who};
+use crate::service::{FromSupervisor, TorusState, Who};
 
 const END: Duration = Duration::from_secs(2);
 /// How long a live supervisor may take to tell the state.
@@ -21,11 +21,9 @@ pub(super) struct ServiceProcess {
 }
 
 impl ServiceProcess {
-    pub(super) fn start(mut command: Command) -> Result<ServiceProcess, LaunchError> {
-        let program = command.get_program().to_owned();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let process = command.spawn().map_err(|cause| LaunchError::Start { program, cause })?;
-        Ok(ServiceProcess { process, address: None })
+    /// Starts the process, which reads the run's key from its standard input.
+    pub(super) fn start(command: Command, key: u64) -> Result<ServiceProcess, LaunchError> {
+        Ok(ServiceProcess { process: spawn(command, &[key])?, address: None })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -61,10 +59,8 @@ impl ServiceProcess {
 
     /// The state of the torus from a supervisor.
     pub(super) fn state(&self, key: u64) -> Option<TorusState> {
-        let stream = TcpStream::connect(self.address.as_ref()?).ok()?;
-        stream.set_read_timeout(Some(STATE)).ok()?;
-        let mut lines = Lines::new(stream).ok()?;
-        lines.send(&ToSupervisor::Hello { key, who: Who::Watcher }).ok()?;
+        let mut lines = Lines::dial(self.address.as_ref()?, key, Who::Watcher, STATE).ok()?;
+        lines.set_read_timeout(Some(STATE)).ok()?;
         let messages: Vec<FromSupervisor> = lines.read().ok()?;
         messages.into_iter().find_map(|message| match message {
             FromSupervisor::State(state) => Some(state),

@@ -32,6 +32,7 @@ use crate::attach::{AttachReply, AttachRequest, send};
 use crate::card::LeasedCard;
 use crate::engine::Engine;
 use crate::health_page::HealthPage;
+use crate::key;
 use crate::service::{FromSupervisor, LostNodes, ToSupervisor};
 use crate::seventh::gateway::{self, Gateway};
 use crate::traffic::TrafficCounters;
@@ -62,9 +63,14 @@ pub fn socket_name(key: u64, node: NodeNumber) -> String {
     socket_names(key).replace("{rank}", &node.0.to_string())
 }
 
-/// The sockets of all nodes; `{rank}` stands for the node's number.
+/// The sockets of all nodes; `{rank}` stands for the node's number. Other users read the names of abstract sockets.
 pub(crate) fn socket_names(key: u64) -> String {
-    format!("millstream-torus-{key:016x}-{{rank}}")
+    format!("millstream-torus-{:016x}-{{rank}}", key::derive(key, b"millstream torus: sockets"))
+}
+
+/// The region of all mailboxes. Packets, which are not protected, have it.
+fn mailbox(key: u64) -> RegionId {
+    RegionId(key::derive(key, b"millstream torus: mailboxes"))
 }
 
 /// Runs a node process until its standard input ends. Reports go to standard output.
@@ -155,7 +161,7 @@ impl Node {
         }
         let publish = options.publish_card;
         let keeper = MemoryKeeper::start().map_err(context("a thread that frees memory"))?;
-        let port = Port::new(&device, card.clone(), publish, &mut engine, RegionId(options.key), &keeper)
+        let port = Port::new(&device, card.clone(), publish, &mut engine, mailbox(options.key), &keeper)
             .map_err(context("memory for an application"))?;
         let socket = socket_name(options.key, options.node);
         let applications = socket::Listener::bind(&socket).map_err(context("listen for applications"))?;
@@ -502,7 +508,7 @@ impl Node {
         }
         state.engine.detach();
         state.faulty = false;
-        let (publish, mailbox) = (self.options.publish_card, RegionId(self.options.key));
+        let (publish, mailbox) = (self.options.publish_card, mailbox(self.options.key));
         self.state.port = Port::new(
             &self.device,
             self.card.clone(),

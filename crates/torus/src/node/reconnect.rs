@@ -11,7 +11,8 @@ use millstream_shm::EventFd;
 use millstream_torus_core::topology::DIRECTIONS;
 use millstream_torus_core::{Direction, Sign};
 
-use crate::verbs::{Connected, LinkConnector, LinkError, Strangers};
+use crate::proof::Strangers;
+use crate::verbs::{Connected, LinkConnector, LinkError};
 
 /// Longest time of an attempt.
 const ATTEMPT: Duration = Duration::from_secs(5);

@@ -1,6 +1,5 @@
 //! A node process's connections to the supervisors.
 
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -9,7 +8,7 @@ use std::time::Duration;
 use millstream_shm::EventFd;
 use millstream_torus_core::NodeNumber;
 
-use crate::service::lines::Lines;
+use crate::service::lines::{Lines, PROOF};
 use crate::service::{FromSupervisor, ToSupervisor, Who};
 
 const REDIAL: Duration = Duration::from_millis(200);
@@ -33,7 +32,8 @@ impl Service {
             writers.push(outgoing);
             let link = SupervisorLink {
                 address: address.clone(),
-                hello: ToSupervisor::Hello { key, who },
+                key,
+                who,
                 sender: sender.clone(),
                 wake: Arc::clone(&wake),
             };
@@ -61,7 +61,8 @@ impl Service {
 
 struct SupervisorLink {
     address: String,
-    hello: ToSupervisor,
+    key: u64,
+    who: Who,
     sender: Sender<FromSupervisor>,
     wake: Arc<EventFd>,
 }
@@ -84,9 +85,7 @@ impl SupervisorLink {
     }
 
     fn dial(&self, closed: &Arc<AtomicBool>) -> Option<Lines> {
-        let stream = TcpStream::connect(&self.address).ok()?;
-        let mut lines = Lines::new(stream).ok()?;
-        lines.send(&self.hello).ok()?;
+        let lines = Lines::dial(&self.address, self.key, self.who, PROOF).ok()?;
         let mut reader = lines.writer().ok()?;
         let (sender, wake, closed) = (self.sender.clone(), Arc::clone(&self.wake), Arc::clone(closed));
         std::thread::spawn(move || {

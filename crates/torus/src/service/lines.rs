@@ -4,12 +4,18 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
+use millstream_rdma::Deadline;
 use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::{ToSupervisor, Who};
+use crate::proof::{self, Purpose};
+
 /// Longest line. A state of 65,536 nodes fits.
 const MAX_LINE: usize = 32 << 20;
+/// Time for a supervisor to prove that it knows the run's key, for those that can wait.
+pub(crate) const PROOF: Duration = Duration::from_secs(5);
 /// A peer that takes no bytes for this long is given up.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -39,6 +45,14 @@ impl Lines {
         Ok(Lines { stream, buffer: Vec::new() })
     }
 
+    /// Connects to a supervisor, which proves within `limit` that it knows the run's key.
+    pub(crate) fn dial(address: &str, key: u64, who: Who, limit: Duration) -> io::Result<Lines> {
+        let mut lines = Lines::new(TcpStream::connect(address)?)?;
+        proof::dial(&lines.stream, key, Purpose::Supervisor, Deadline::after(limit))?;
+        lines.send(&ToSupervisor::Hello { who })?;
+        Ok(lines)
+    }
+
     /// A second handle, for writing.
     pub(crate) fn writer(&self) -> io::Result<Lines> {
         Ok(Lines { stream: self.stream.try_clone()?, buffer: Vec::new() })
@@ -52,11 +66,6 @@ impl Lines {
     /// Longest time of a read; `None` for no limit.
     pub(crate) fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
         self.stream.set_read_timeout(limit)
-    }
-
-    /// Bytes of a line whose end has not come.
-    pub(crate) fn unfinished(&self) -> usize {
-        self.buffer.len()
     }
 
     pub(crate) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {

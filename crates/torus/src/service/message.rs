@@ -11,8 +11,6 @@ use serde::{Deserialize, Serialize};
 pub enum ToSupervisor {
     /// The first line of everybody.
     Hello {
-        /// The run's key.
-        key: u64,
         /// Who this is.
         who: Who,
     },

@@ -4,7 +4,7 @@
 //!   host monitor ── Report ──► supervisors (all)      node process ◄─ Order ── acting supervisor
 //!                                                                  ── Answer ─►
 //! ```
-//! Lines of JSON over TCP. The lowest live supervisor acts. Read [`message`], [`supervisor_core`] (the machine) and [`supervisor`]
+//! Lines of JSON over TCP, after both ends have proved that they know the run's key. The lowest live supervisor acts. Read [`message`], [`supervisor_core`] (the machine) and [`supervisor`]
 //! (the process).
 
 pub(crate) mod lines;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, SystemTime};
 
@@ -13,16 +12,13 @@ use millstream_torus_core::Dimensions;
 
 use super::lines::Lines;
 use super::{FromSupervisor, SupervisorCore, ToSupervisor, Who};
+use crate::proof::{Purpose, Strangers};
 
 /// Looks at reports that are overdue, in a period of reports.
 const TICKS: u32 = 5;
-/// A client that has not shown the run's key by then is disconnected.
+/// Time for the first line.
 const HELLO: Duration = Duration::from_secs(2);
-/// Longest first line.
-const HELLO_BYTES: usize = 4096;
-/// Clients that have not shown the key; others wait to be accepted.
-const STRANGERS: usize = 64;
-/// Pause after a connection could not be accepted, and while there are too many strangers.
+/// Pause after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Interval of attempts to reach a lower supervisor.
 const REDIAL: Duration = Duration::from_millis(100);
@@ -43,7 +39,7 @@ pub struct SupervisorOptions {
 }
 
 enum Input {
-    /// A peer has shown the run's key.
+    /// A peer that knows the run's key.
     Connected(u64, Lines, Who),
     Message(u64, ToSupervisor),
     Closed(u64),
@@ -99,27 +95,19 @@ pub fn run(options: &SupervisorOptions) -> io::Result<()> {
 
 fn accept_all(listener: TcpListener, key: u64, sender: Sender<Input>) {
     std::thread::spawn(move || {
-        // Each reader holds a clone until its client has shown the key.
-        let strangers = Arc::new(());
+        let strangers = Strangers::default();
         let mut number = 0;
         loop {
-            while Arc::strong_count(&strangers) > STRANGERS {
-                std::thread::sleep(PAUSE);
-            }
             match listener.accept() {
                 Ok((stream, address)) => {
-                    let (sender, stranger) = (sender.clone(), Arc::clone(&strangers));
+                    let sender = sender.clone();
                     number += 1;
-                    let work = move || match receive_hello(stream, key) {
-                        Ok((lines, who, messages)) => {
-                            drop(stranger);
-                            read_all(number, lines, who, messages, &sender);
+                    strangers.accept(stream, key, Purpose::Supervisor.only(), move |(), stream| {
+                        match receive_hello(stream) {
+                            Ok((lines, who, messages)) => read_all(number, lines, who, messages, &sender),
+                            Err(cause) => tracing::warn!("{address} is refused: {cause}"),
                         }
-                        Err(cause) => tracing::warn!("{address} is refused: {cause}"),
-                    };
-                    if let Err(error) = std::thread::Builder::new().spawn(work) {
-                        tracing::warn!("{address} is refused: {error}");
-                    }
+                    });
                 }
                 // There may be descriptors again later.
                 Err(error) => {
@@ -131,25 +119,17 @@ fn accept_all(listener: TcpListener, key: u64, sender: Sender<Input>) {
     });
 }
 
-/// Reads until a client has shown the run's key. Returns who it is, and what it sent behind.
-fn receive_hello(stream: TcpStream, key: u64) -> io::Result<(Lines, Who, Vec<ToSupervisor>)> {
-    let invalid = |cause: &str| io::Error::new(io::ErrorKind::InvalidData, cause.to_owned());
+/// Reads who a client of this run is. Returns what it sent behind, too.
+fn receive_hello(stream: TcpStream) -> io::Result<(Lines, Who, Vec<ToSupervisor>)> {
     let mut lines = Lines::new(stream)?;
     lines.set_read_timeout(Some(HELLO))?;
-    let start = std::time::Instant::now();
     let mut messages = Vec::new();
     while messages.is_empty() {
         messages = lines.read()?;
-        if messages.is_empty() && (start.elapsed() >= HELLO || lines.unfinished() > HELLO_BYTES) {
-            return Err(invalid("its first line has no end"));
-        }
     }
-    let ToSupervisor::Hello { key: theirs, who } = messages.remove(0) else {
-        return Err(invalid("it does not show a key"));
+    let ToSupervisor::Hello { who } = messages.remove(0) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not say who it is"));
     };
-    if theirs != key {
-        return Err(invalid("it has not the run's key"));
-    }
     lines.set_read_timeout(None)?;
     Ok((lines, who, messages))
 }
@@ -180,15 +160,11 @@ fn waits(error: &io::Error) -> bool {
 fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sender<Input>) {
     let report = Duration::from_millis(options.timers.report);
     let silence = options.timers.missed_reports * report;
-    let hello = ToSupervisor::Hello { key: options.key, who: Who::Watcher };
+    let key = options.key;
     std::thread::spawn(move || {
         loop {
-            let connected = TcpStream::connect(&address).and_then(|stream| {
-                stream.set_read_timeout(Some(report))?;
-                let mut lines = Lines::new(stream)?;
-                lines.send(&hello)?;
-                Ok(lines)
-            });
+            let connected = Lines::dial(&address, key, Who::Watcher, silence)
+                .and_then(|lines| lines.set_read_timeout(Some(report)).map(|()| lines));
             if let Ok(mut lines) = connected {
                 let (origin, mut clock) = (std::time::Instant::now(), ObserverClock::new(2 * report));
                 let mut heard = Duration::ZERO;
@@ -350,6 +326,7 @@ mod tests {
     use millstream_torus_core::NodeNumber;
 
     use super::*;
+    use crate::proof::STRANGERS;
 
     /// Waits until the supervisor has closed a connection.
     fn await_end(mut stream: TcpStream) {
@@ -366,18 +343,12 @@ mod tests {
         let (sender, inputs) = mpsc::channel();
         accept_all(listener, 7, sender);
         let connect = || TcpStream::connect(address).unwrap();
-        let hello = |key| {
-            let mut lines = Lines::new(connect()).unwrap();
-            lines.send(&ToSupervisor::Hello { key, who: Who::Watcher }).unwrap();
-            lines
-        };
         let silent: Vec<_> = (0..STRANGERS + 8).map(|_| connect()).collect();
-        let mut wrong = hello(8);
-        wrong.set_read_timeout(Some(10 * HELLO)).unwrap();
-        let right = hello(7);
+        let wrong = Lines::dial(&address.to_string(), 8, Who::Watcher, HELLO).unwrap_err();
+        assert_eq!(wrong.kind(), io::ErrorKind::PermissionDenied);
+        let right = Lines::dial(&address.to_string(), 7, Who::Watcher, 10 * HELLO).unwrap();
         let input = inputs.recv_timeout(10 * HELLO).unwrap();
         assert!(matches!(input, Input::Connected(_, _, Who::Watcher)));
-        assert!(wrong.read::<FromSupervisor>().is_err_and(|error| !waits(&error)));
         silent.into_iter().for_each(await_end);
         drop(right);
         assert!(matches!(inputs.recv_timeout(10 * HELLO).unwrap(), Input::Closed(_)));

@@ -1,12 +1,11 @@
 //! A watcher of the torus: it follows the states of a supervisor.
 
 use std::io;
-use std::net::TcpStream;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
 use super::lines::Lines;
-use super::{FromSupervisor, ToSupervisor, TorusState, Who};
+use super::{FromSupervisor, TorusState, Who};
 
 /// A supervisor that says nothing for so long is given up. Its heartbeat is far shorter.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -31,10 +30,8 @@ pub fn watch(
 }
 
 fn follow(address: &str, key: u64, show: &mut impl FnMut(&TorusState) -> ControlFlow<()>) -> io::Result<()> {
-    let stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(SILENCE))?;
-    let mut lines = Lines::new(stream)?;
-    lines.send(&ToSupervisor::Hello { key, who: Who::Watcher })?;
+    let mut lines = Lines::dial(address, key, Who::Watcher, SILENCE)?;
+    lines.set_read_timeout(Some(SILENCE))?;
     loop {
         for message in lines.read::<FromSupervisor>()? {
             if let FromSupervisor::State(state) = message

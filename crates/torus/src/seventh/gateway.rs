@@ -24,11 +24,10 @@ use super::handshake::{self, Status};
 use super::message::{FromGateway, MAX_COMMANDS, decode_command};
 use crate::control::{Command, CommandKind, Completion, STAGING};
 use crate::engine::{Engine, Event, Failure, Operation, Span};
+use crate::proof::{Purpose, Strangers};
 
 /// Hosts at one gateway.
 const MAX_HOSTS: usize = 16;
-/// Connections that have not shown the key yet.
-const MAX_STRANGERS: usize = 64;
 /// Completions that one look takes.
 const BATCH: usize = 64;
 
@@ -131,7 +130,7 @@ pub(crate) struct Gateway {
     hosts: BTreeMap<u32, Host>,
     next_host: u32,
     places: Arc<AtomicUsize>,
-    strangers: Arc<AtomicUsize>,
+    strangers: Strangers,
     sender: Sender<Result<(Channel, Place), String>>,
     connected: Receiver<Result<(Channel, Place), String>>,
     wake: Arc<EventFd>,
@@ -159,7 +158,7 @@ impl Gateway {
             hosts: BTreeMap::new(),
             next_host: 0,
             places: Arc::default(),
-            strangers: Arc::default(),
+            strangers: Strangers::default(),
             sender,
             connected,
             wake: Arc::new(EventFd::latch()?),
@@ -193,23 +192,16 @@ impl Gateway {
 
     /// Accepts a host, without waiting for it here.
     pub(crate) fn accept(&mut self) {
-        let Ok((mut stream, address)) = self.listener.accept(Deadline::after(Duration::ZERO)) else { return };
-        if self.strangers.load(Ordering::Relaxed) >= MAX_STRANGERS {
-            // Closed at once: a host tries again.
-            self.counters.refused_hosts += 1;
-            return;
-        }
+        let Ok((stream, address)) = self.listener.accept(Deadline::after(Duration::ZERO)) else { return };
         let connection = self.next_host;
         self.next_host = self.next_host.wrapping_add(1);
-        self.strangers.fetch_add(1, Ordering::Relaxed);
-        let (strangers, places) = (Arc::clone(&self.strangers), Arc::clone(&self.places));
+        let places = Arc::clone(&self.places);
         let (sender, wake) = (self.sender.clone(), Arc::clone(&self.wake));
-        let (device, queue, key) = (self.device.clone(), self.queue.clone(), self.key);
+        let (device, queue) = (self.device.clone(), self.queue.clone());
         let identity = (self.torus, self.here);
-        std::thread::spawn(move || {
-            let admitted = admit(&mut stream, key, &places);
-            strangers.fetch_sub(1, Ordering::Relaxed);
-            let connected = admitted.and_then(|place| {
+        self.strangers.check(stream, self.key, Purpose::SeventhPort.only(), move |proved| {
+            let connected = proved.map_err(|error| error.to_string()).and_then(|((), mut stream)| {
+                let place = admit(&mut stream, &places)?;
                 let channel = handshake::finish(&device, &queue, connection, identity, stream);
                 Ok((channel.map_err(|error| error.to_string())?, place))
             });
@@ -349,16 +341,11 @@ impl Gateway {
 }
 
 /// Gives a host that knows the key a place.
-fn admit(stream: &mut TcpStream, key: u64, places: &Arc<AtomicUsize>) -> Result<Place, String> {
-    let knows_key = handshake::receive_hello(stream, key).map_err(|error| error.to_string())?;
-    let place = if knows_key { Place::take(places) } else { None };
-    let (status, reason) = match (knows_key, &place) {
-        (false, _) => (Status::WrongKey, "it does not know the key"),
-        (true, None) => (Status::Full, "there is no place for another host"),
-        (true, Some(_)) => (Status::Admitted, ""),
-    };
+fn admit(stream: &mut TcpStream, places: &Arc<AtomicUsize>) -> Result<Place, String> {
+    let place = Place::take(places);
+    let status = if place.is_some() { Status::Admitted } else { Status::Full };
     handshake::answer(stream, status).map_err(|error| error.to_string())?;
-    place.ok_or_else(|| reason.to_owned())
+    place.ok_or_else(|| "there is no place for another host".to_owned())
 }
 
 /// The operation of a host's command. All data are in the staging memory.

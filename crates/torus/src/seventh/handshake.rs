@@ -1,9 +1,9 @@
 //! How an outside host is admitted: over TCP, before a queue pair exists.
 //!
 //! ```text
-//!   host: magic (8), key (8) ─► gateway: status (1) ─► both: queue pair, identity as JSON ─► gateway: Ready
+//!   both: proof of the key ─► gateway: status (1) ─► both: queue pair, identity as JSON ─► gateway: Ready
 //! ```
-//! Without the key the gateway spends no memory on a host.
+//! [`proof`] has the first step. Without the key the gateway spends no memory on a host.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, PreparedChannel};
 use crate::control::STAGING;
+use crate::proof::{self, Purpose};
 
-const MAGIC: [u8; 8] = *b"mseventh";
 const VERSION: u32 = 1;
 /// How long a host may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
@@ -81,12 +81,11 @@ pub enum HostError {
     },
 }
 
-/// What a gateway answers to a key.
+/// What a gateway answers to a host that knows the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Status {
     Admitted = 0,
-    WrongKey = 1,
     Full = 2,
 }
 
@@ -119,19 +118,6 @@ fn staging_of(version: u32, bytes: &[u8]) -> io::Result<RemoteMemory> {
         .map_err(|_| malformed(format!("{} bytes do not name staging memory", bytes.len())))?;
     let staging = RemoteMemory::decode(bytes);
     staging.slice(0, STAGING).map_err(|_| malformed("its staging memory is too small"))
-}
-
-/// Reads magic and key. Strangers are errors; a host with a wrong key gets `false`.
-pub(super) fn receive_hello(stream: &mut TcpStream, key: u64) -> io::Result<bool> {
-    let mut hello = [0; 16];
-    stream.set_read_timeout(Some(HELLO))?;
-    stream.read_exact(&mut hello)?;
-    let (magic, theirs) = hello.split_at(8);
-    if magic != MAGIC {
-        return Err(malformed(format!("it sent {magic:02x?}")));
-    }
-    // Without an early end, so that the time tells nothing.
-    Ok(theirs.iter().zip(key.to_le_bytes()).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0)
 }
 
 pub(super) fn answer(stream: &mut TcpStream, status: Status) -> io::Result<()> {
@@ -174,18 +160,18 @@ pub(super) fn join(
     let connect = |cause| HostError::Connect { address: address(), cause };
     let io = |cause| HostError::Io { address: address(), cause };
     let mut stream = millstream_rdma::connect::dial(&options.address, deadline).map_err(connect)?;
-    let mut status = [0];
-    let mut hello = MAGIC.to_vec();
-    hello.extend(options.key.to_le_bytes());
-    stream.write_all(&hello).map_err(io)?;
-    stream.set_read_timeout(Some(HELLO)).map_err(io)?;
-    stream.read_exact(&mut status).map_err(io)?;
     let refused = |reason| Err(HostError::Refused { address: address(), reason });
-    match status[0] {
-        status if status == Status::Admitted as u8 => {}
-        status if status == Status::WrongKey as u8 => {
+    match proof::dial(&stream, options.key, Purpose::SeventhPort, Deadline::after(HELLO)) {
+        Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
             return refused("the key is not that of its seventh port");
         }
+        proved => proved.map_err(io)?,
+    }
+    let mut status = [0];
+    stream.set_read_timeout(Some(HELLO)).map_err(io)?;
+    stream.read_exact(&mut status).map_err(io)?;
+    match status[0] {
+        status if status == Status::Admitted as u8 => {}
         status if status == Status::Full as u8 => {
             return refused("its seventh port has no place for another host");
         }

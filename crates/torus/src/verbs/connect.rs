@@ -13,9 +13,9 @@ use millstream_rdma::{
 use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 
 use super::handshake::{Identity, LocalEnd, Mismatch};
-use super::proof::{self, Strangers};
 use super::{KEEPALIVES, PLACES, RECEIVE, VerbsLinks, link_bits};
 use crate::engine::EngineOptions;
+use crate::proof::{self, Purpose, Strangers};
 
 /// Interval of looks at links that are being connected.
 const LOOK: Duration = Duration::from_millis(20);
@@ -145,12 +145,8 @@ impl LinkConnector {
         let node = self.torus.neighbour(self.here, direction).unwrap_or_default();
         let failed = |cause| LinkError::Connect { direction, node, cause };
         let stream = dial(address, deadline).map_err(failed)?;
-        proof::dial(&stream, self.key, direction, deadline).map_err(|cause| LinkError::Key {
-            direction,
-            node,
-            address: address.to_owned(),
-            cause,
-        })?;
+        proof::dial(&stream, self.key, Purpose::Link(direction), deadline)
+            .map_err(|cause| LinkError::Key { direction, node, address: address.to_owned(), cause })?;
         self.finish(direction, stream, incarnation, deadline)
     }
 
@@ -163,7 +159,12 @@ impl LinkConnector {
         then: impl FnOnce(Direction, TcpStream) + Send + 'static,
     ) {
         let (torus, here) = (self.torus, self.here);
-        strangers.accept(stream, self.key, move |theirs, stream| {
+        // The end that sees the link in positive direction dials.
+        let admits = |purpose| match purpose {
+            Purpose::Link(theirs) if theirs.sign == Sign::Plus => Some(theirs),
+            _ => None,
+        };
+        strangers.accept(stream, self.key, admits, move |theirs, stream| {
             let link = theirs.reversed();
             match torus.neighbour(here, link) {
                 Some(_) => then(link, stream),

@@ -16,12 +16,10 @@
 mod connect;
 mod early;
 mod handshake;
-mod proof;
 
 pub(crate) use connect::{Connected, LinkConnector, LinkStream, connect_all};
 pub use connect::{LinkError, Links as Connections};
 pub use handshake::{Identity, Mismatch};
-pub(crate) use proof::Strangers;
 
 use std::io;
 use std::sync::Arc;
@@ -607,7 +605,7 @@ mod tests {
             });
             let (stream, _) = listener.accept().unwrap();
             let (sender, proved) = std::sync::mpsc::channel();
-            accepts.connector.accept(&Strangers::default(), stream, move |direction, stream| {
+            accepts.connector.accept(&Default::default(), stream, move |direction, stream| {
                 sender.send((direction, stream)).unwrap();
             });
             let (direction, stream) = proved.recv_timeout(LONG).unwrap();

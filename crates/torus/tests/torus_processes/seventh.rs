@@ -21,6 +21,7 @@ use millstream_torus::seventh::{GatewayOptions, HostError};
 use millstream_torus::traffic::TrafficCounters;
 use millstream_torus::{OutsideHost, TorusNode};
 use millstream_torus_core::NodeNumber;
+use ring::hmac;
 use rustix::process::Signal as ProcessSignal;
 
 use super::{LONG, await_end, await_state, kill, launcher};
@@ -458,6 +459,20 @@ enum Broken {
     Range,
 }
 
+/// Shows the gateway that this end knows the key, which it does not send.
+fn prove_key(stream: &mut TcpStream, key: u64) {
+    let (purpose, own) = (17, [7; 32]);
+    stream.write_all(&[&b"mtorus2"[..], &[purpose], &own].concat()).expect("reads");
+    let mut answer = [0; 64];
+    stream.read_exact(&mut answer).expect("answers");
+    let (theirs, proof) = answer.split_at(32);
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &key.to_le_bytes());
+    let message = |label: &[u8]| [label, &[purpose], &own, theirs].concat();
+    hmac::verify(&key, &message(b"millstream torus: accepts"), proof).expect("knows the key, too");
+    let proof = hmac::sign(&key, &message(b"millstream torus: dials"));
+    stream.write_all(proof.as_ref()).expect("reads");
+}
+
 /// Speaks to the gateway as a program of another origin would, and breaks a rule.
 fn disconnect(torus: &LaunchedTorus, broken: Broken) {
     const STAGING: usize = 4 << 20;
@@ -474,7 +489,7 @@ fn disconnect(torus: &LaunchedTorus, broken: Broken) {
     }
     let (address, key) = torus.gateway(NodeNumber(0)).expect("a seventh port");
     let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.write_all(b"mseventh").and_then(|()| stream.write_all(&key.to_le_bytes())).expect("reads");
+    prove_key(&mut stream, key);
     let mut status = [9];
     stream.read_exact(&mut status).expect("answers");
     assert_eq!(status, [0]);

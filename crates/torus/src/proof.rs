@@ -1,9 +1,9 @@
-//! Both ends of a link prove that they know the run's key, which neither sends, before one tells the other anything.
+//! Both ends of a connection prove that they know its key, which neither sends, before one tells the other anything.
 //!
 //! ```text
-//!   dials: magic (7), direction (1), nonce (32) ─► accepts: nonce (32), proof (32) ─► dials: proof (32)
+//!   dials: magic (7), purpose (1), nonce (32) ─► accepts: nonce (32), proof (32) ─► dials: proof (32)
 //! ```
-//! A proof is HMAC-SHA-256 (RFC 2104) with the key over a label, the direction and both nonces. What follows on the stream
+//! A proof is HMAC-SHA-256 (RFC 2104) with the key over a label, the purpose and both nonces. What follows on the stream
 //! is not protected.
 
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_rdma::Deadline;
-use millstream_torus_core::{Direction, Sign};
+use millstream_torus_core::Direction;
 use ring::hmac::{self, HMAC_SHA256, Key};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
@@ -28,7 +28,45 @@ const HELLO: Duration = Duration::from_secs(5);
 /// Shortest timeout of a read; zero is refused.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// Connections whose other end has not proved anything. Of more, the oldest ends.
-const STRANGERS: usize = 64;
+pub(crate) const STRANGERS: usize = 64;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A link, as the end that dials sees it.
+    Link(Direction),
+    /// A node, monitor or watcher, at a supervisor.
+    Supervisor,
+    /// A host outside of the torus, at a seventh port.
+    SeventhPort,
+    /// A node of a mesh, where all learn their addresses.
+    Rendezvous,
+    /// A node of a mesh, at another one.
+    Mesh,
+}
+
+/// Behind the directions.
+const OTHERS: [(u8, Purpose); 4] =
+    [(16, Purpose::Supervisor), (17, Purpose::SeventhPort), (18, Purpose::Rendezvous), (19, Purpose::Mesh)];
+
+impl Purpose {
+    fn code(self) -> u8 {
+        match self {
+            Self::Link(direction) => direction.index() as u8,
+            other => OTHERS.iter().find(|(_, purpose)| *purpose == other).map_or(u8::MAX, |&(code, _)| code),
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Purpose> {
+        let other = OTHERS.iter().find(|&&(other, _)| other == code).map(|&(_, purpose)| purpose);
+        other.or_else(|| Direction::from_index(code.into()).map(Self::Link))
+    }
+
+    /// Admits connections for this purpose only.
+    pub(crate) fn only(self) -> impl Fn(Purpose) -> Option<()> + Send + 'static {
+        move |purpose| (purpose == self).then_some(())
+    }
+}
 
 type Nonce = [u8; NONCE_BYTES];
 
@@ -39,19 +77,19 @@ fn nonce() -> io::Result<Nonce> {
 }
 
 /// What a proof is over. All parts have fixed lengths for each label, and no label begins another.
-fn message(label: &[u8], direction: u8, nonces: [&Nonce; 2]) -> Vec<u8> {
-    [label, &[direction], nonces[0], nonces[1]].concat()
+fn message(label: &[u8], purpose: u8, nonces: [&Nonce; 2]) -> Vec<u8> {
+    [label, &[purpose], nonces[0], nonces[1]].concat()
 }
 
-fn prove(key: u64, label: &[u8], direction: u8, nonces: [&Nonce; 2]) -> hmac::Tag {
+fn prove(key: u64, label: &[u8], purpose: u8, nonces: [&Nonce; 2]) -> hmac::Tag {
     let key = Key::new(HMAC_SHA256, &key.to_le_bytes());
-    hmac::sign(&key, &message(label, direction, nonces))
+    hmac::sign(&key, &message(label, purpose, nonces))
 }
 
-fn check(key: u64, label: &[u8], direction: u8, nonces: [&Nonce; 2], proof: &[u8]) -> io::Result<()> {
+fn check(key: u64, label: &[u8], purpose: u8, nonces: [&Nonce; 2], proof: &[u8]) -> io::Result<()> {
     let key = Key::new(HMAC_SHA256, &key.to_le_bytes());
-    hmac::verify(&key, &message(label, direction, nonces), proof)
-        .map_err(|_| io::Error::new(io::ErrorKind::PermissionDenied, "it does not know the run's key"))
+    hmac::verify(&key, &message(label, purpose, nonces), proof)
+        .map_err(|_| io::Error::new(io::ErrorKind::PermissionDenied, "it does not know the key"))
 }
 
 /// Reads all bytes before the deadline, however slowly they come.
@@ -65,7 +103,8 @@ fn read(mut stream: &TcpStream, bytes: &mut [u8], deadline: Deadline) -> io::Res
         match stream.read(rest) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(length) => rest = &mut rest[length..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // The second is a timeout, by the deadline or a moment earlier.
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(error),
         }
     }
@@ -73,38 +112,45 @@ fn read(mut stream: &TcpStream, bytes: &mut [u8], deadline: Deadline) -> io::Res
 }
 
 /// Proves the key at the end that dials. An error of kind `PermissionDenied` means that the other end does not know it.
-pub(super) fn dial(mut stream: &TcpStream, key: u64, link: Direction, deadline: Deadline) -> io::Result<()> {
-    let (own, direction) = (nonce()?, link.index() as u8);
-    stream.write_all(&[&MAGIC[..], &[direction], &own].concat())?;
+/// Reads have no timeout afterwards.
+pub(crate) fn dial(mut stream: &TcpStream, key: u64, purpose: Purpose, deadline: Deadline) -> io::Result<()> {
+    let (own, purpose) = (nonce()?, purpose.code());
+    stream.write_all(&[&MAGIC[..], &[purpose], &own].concat())?;
     let mut theirs = [0; NONCE_BYTES];
     let mut proof = [0; PROOF_BYTES];
     read(stream, &mut theirs, deadline)?;
     read(stream, &mut proof, deadline)?;
     let nonces = [&own, &theirs];
-    check(key, ACCEPTS, direction, nonces, &proof)?;
-    stream.write_all(prove(key, DIALS, direction, nonces).as_ref())
+    check(key, ACCEPTS, purpose, nonces, &proof)?;
+    stream.set_read_timeout(None)?;
+    stream.write_all(prove(key, DIALS, purpose, nonces).as_ref())
 }
 
-/// The same at the end that accepts. Returns the link as the other end sees it.
-fn accept(mut stream: &TcpStream, key: u64) -> io::Result<Direction> {
+/// The same at the end that accepts. Other purposes than those that `admits` knows end before this end proves anything.
+pub(crate) fn accept<T>(
+    mut stream: &TcpStream,
+    key: u64,
+    admits: impl FnOnce(Purpose) -> Option<T>,
+) -> io::Result<T> {
     let deadline = Deadline::after(HELLO);
     let mut hello = [0; HELLO_BYTES];
     read(stream, &mut hello, deadline)?;
     let (magic, rest) = hello.split_at(MAGIC.len());
-    let link = Direction::from_index(rest[0].into()).filter(|direction| direction.sign == Sign::Plus);
-    let link = link.filter(|_| magic == MAGIC).ok_or_else(|| {
+    let purpose = Purpose::from_code(rest[0]).filter(|_| magic == MAGIC);
+    let admitted = purpose.and_then(admits).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, format!("it sent {:02x?}", &hello[..MAGIC.len() + 1]))
     })?;
     let mut theirs = [0; NONCE_BYTES];
     theirs.copy_from_slice(&rest[1..]);
     let own = nonce()?;
-    let (direction, nonces) = (rest[0], [&theirs, &own]);
+    let (purpose, nonces) = (rest[0], [&theirs, &own]);
     stream.set_write_timeout(Some(HELLO))?;
-    stream.write_all(&[&own, prove(key, ACCEPTS, direction, nonces).as_ref()].concat())?;
+    stream.write_all(&[&own, prove(key, ACCEPTS, purpose, nonces).as_ref()].concat())?;
     let mut proof = [0; PROOF_BYTES];
     read(stream, &mut proof, deadline)?;
-    check(key, DIALS, direction, nonces, &proof)?;
-    Ok(link)
+    check(key, DIALS, purpose, nonces, &proof)?;
+    stream.set_read_timeout(None)?;
+    Ok(admitted)
 }
 
 /// Connections whose other end has not proved yet that it knows the key. A thread each checks them.
@@ -112,25 +158,39 @@ fn accept(mut stream: &TcpStream, key: u64) -> io::Result<Direction> {
 pub(crate) struct Strangers(Arc<Mutex<VecDeque<Arc<TcpStream>>>>);
 
 impl Strangers {
-    /// Accepts a connection, and gives it to `then` if its other end knows the key.
-    pub(crate) fn accept(
+    /// Accepts a connection, and gives it to `then`, on a thread of its own, if its other end knows the key and `admits` its
+    /// purpose.
+    pub(crate) fn accept<T>(
         &self,
         stream: TcpStream,
         key: u64,
-        then: impl FnOnce(Direction, TcpStream) + Send + 'static,
+        admits: impl FnOnce(Purpose) -> Option<T> + Send + 'static,
+        then: impl FnOnce(T, TcpStream) + Send + 'static,
     ) {
         let address = stream.peer_addr().map_or_else(|_| "a peer".to_owned(), |peer| peer.to_string());
+        self.check(stream, key, admits, move |outcome| match outcome {
+            Ok((admitted, stream)) => then(admitted, stream),
+            Err(cause) => tracing::warn!("{address} is refused: {cause}"),
+        });
+    }
+
+    /// As [`accept`](Self::accept), with the outcome.
+    pub(crate) fn check<T>(
+        &self,
+        stream: TcpStream,
+        key: u64,
+        admits: impl FnOnce(Purpose) -> Option<T> + Send + 'static,
+        then: impl FnOnce(io::Result<(T, TcpStream)>) + Send + 'static,
+    ) {
         let stream = Arc::new(stream);
         self.add(Arc::clone(&stream));
         let strangers = self.clone();
         let work = move || {
-            let proved = accept(&stream, key);
+            let proved = accept(&stream, key, admits);
             strangers.lock().retain(|other| !Arc::ptr_eq(other, &stream));
-            match (proved, Arc::into_inner(stream)) {
-                (Ok(link), Some(stream)) => then(link, stream),
-                (Ok(_), None) => {}
-                (Err(cause), _) => tracing::warn!("{address} is not a node of this torus: {cause}"),
-            }
+            // Another one took its place meanwhile.
+            let ended = || io::Error::from(io::ErrorKind::ConnectionAborted);
+            then(proved.and_then(|admitted| Ok((admitted, Arc::into_inner(stream).ok_or_else(ended)?))));
         };
         if let Err(error) = std::thread::Builder::new().spawn(work) {
             tracing::warn!("a connection is refused: {error}");
@@ -165,24 +225,39 @@ mod tests {
     const KEY: u64 = 0x1234_5678_9abc_def0;
 
     /// What both ends of a connection with these keys find.
-    fn meet(dials: u64, accepts: u64) -> (io::Result<()>, io::Result<Direction>) {
+    fn meet((dials, of_dial): (u64, Purpose), (accepts, of_accept): (u64, Purpose)) -> [io::Result<()>; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let link = Direction::ALL.into_iter().find(|direction| direction.sign == Sign::Plus).unwrap();
         let dialled = std::thread::spawn(move || {
-            dial(&TcpStream::connect(address).unwrap(), dials, link, Deadline::after(LONG))
+            dial(&TcpStream::connect(address).unwrap(), dials, of_dial, Deadline::after(LONG))
         });
-        let accepted = accept(&listener.accept().unwrap().0, accepts);
-        (dialled.join().unwrap(), accepted)
+        let accepted = accept(&listener.accept().unwrap().0, accepts, of_accept.only());
+        [dialled.join().unwrap(), accepted]
     }
 
     #[test]
-    fn both_ends_of_a_link_know_the_key_or_find_that_the_other_does_not() {
-        let (dialled, accepted) = meet(KEY, KEY);
+    fn every_purpose_has_a_code_of_its_own() {
+        let links = Direction::ALL.into_iter().map(Purpose::Link);
+        let all: Vec<_> = links.chain(OTHERS.map(|(_, purpose)| purpose)).collect();
+        assert!(all.iter().all(|purpose| Purpose::from_code(purpose.code()) == Some(*purpose)));
+        assert_eq!((0..=u8::MAX).filter_map(Purpose::from_code).count(), all.len());
+    }
+
+    #[test]
+    fn both_ends_know_the_key_or_find_that_the_other_does_not() {
+        let link = Purpose::Link(Direction::ALL[0]);
+        let [dialled, accepted] = meet((KEY, link), (KEY, link));
         assert!(dialled.is_ok() && accepted.is_ok());
-        let (dialled, accepted) = meet(KEY, KEY ^ 1);
+        let [dialled, accepted] = meet((KEY, link), (KEY ^ 1, link));
         assert_eq!(dialled.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         assert!(accepted.is_err());
+    }
+
+    #[test]
+    fn a_connection_for_another_purpose_ends_without_a_proof() {
+        let [dialled, accepted] = meet((KEY, Purpose::SeventhPort), (KEY, Purpose::Supervisor));
+        assert!(dialled.is_err_and(|error| error.kind() != io::ErrorKind::PermissionDenied));
+        assert_eq!(accepted.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     /// A stranger learns a number and a proof, and the proofs of one connection are none of another.
@@ -195,7 +270,8 @@ mod tests {
             let stream = TcpStream::connect(address).unwrap();
             stream.set_read_timeout(Some(LONG)).unwrap();
             let sender = sender.clone();
-            strangers.accept(listener.accept().unwrap().0, KEY, move |link, _| sender.send(link).unwrap());
+            let stream_of_node = listener.accept().unwrap().0;
+            strangers.accept(stream_of_node, KEY, Some, move |purpose, _| sender.send(purpose).unwrap());
             stream
         };
         let mut stranger = connect();
@@ -212,7 +288,7 @@ mod tests {
         }
         assert!(start.elapsed() < HELLO, "a newer one took its place");
         let node = connect();
-        let link = Direction::from_index(0).unwrap();
+        let link = Purpose::Link(Direction::ALL[0]);
         dial(&node, KEY, link, Deadline::after(LONG)).unwrap();
         assert_eq!(accepted.recv_timeout(LONG), Ok(link));
         assert!(accepted.try_recv().is_err());
