@@ -3,6 +3,7 @@
 #[path = "common/running.rs"]
 mod running;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
 use running::Running;
@@ -48,6 +49,19 @@ fn a_site_without_addresses_is_refused_by_name() {
     assert!(!run.status.success() && error.contains("--dimensions"), "{error}");
 }
 
+fn word_behind(option: &str, line: &str) -> String {
+    let mut words = line.split_whitespace().skip_while(|word| *word != option);
+    words.nth(1).unwrap_or_else(|| panic!("no {option}: {line}")).to_owned()
+}
+
+/// The key in the file that a line names, which only this user reads.
+fn key_in(line: &str) -> String {
+    let file = word_behind("--key-file", line);
+    let mode = std::fs::metadata(&file).expect("it exists").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "{file}");
+    std::fs::read_to_string(file).expect("a key").trim().to_owned()
+}
+
 #[test]
 fn a_host_outside_uses_what_programs_publish() {
     let test = std::env::current_exe().expect("known");
@@ -68,15 +82,15 @@ fn a_host_outside_uses_what_programs_publish() {
     let mut errors = std::io::BufReader::new(run.0.stderr.take().expect("piped"));
     let mut line = String::new();
     std::io::BufRead::read_line(&mut errors, &mut line).expect("a line");
-    let variables: Vec<(String, String)> = (line.trim().trim_start_matches("outside hosts: ").split(' '))
-        .filter_map(|word| word.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())))
-        .collect();
-    assert_eq!(variables.len(), 2, "{line}");
+    let variables = [
+        ("MILLSTREAM_TORUS_GATEWAY", word_behind("--gateway", &line)),
+        ("MILLSTREAM_TORUS_GATEWAY_KEY", key_in(&line)),
+    ];
     let outside = |words: &[&str], input: &[u8]| {
         let process = Command::new(env!("CARGO_BIN_EXE_millstream"))
             .args(["--device", "soft", "torus", "outside"])
             .args(words)
-            .envs(variables.iter().cloned())
+            .envs(variables.clone())
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::piped())
@@ -132,14 +146,13 @@ fn no_argument_list_and_no_socket_name_has_a_key() {
         .spawn();
     let mut run = Running(run.expect("it starts"));
     let mut errors = std::io::BufReader::new(run.0.stderr.take().expect("piped"));
-    let mut keys = Vec::new();
-    while keys.len() < 2 {
+    let keys = [(); 2].map(|()| {
         let mut line = String::new();
-        assert_ne!(std::io::BufRead::read_line(&mut errors, &mut line).expect("a line"), 0, "{keys:?}");
-        keys.extend(
-            (line.split_whitespace()).filter_map(|word| Some(word.split_once("_KEY=")?.1.to_owned())),
-        );
-    }
+        std::io::BufRead::read_line(&mut errors, &mut line).expect("a line");
+        let key = key_in(&line);
+        assert!(!line.contains(&key), "{line}");
+        key
+    });
     assert!(keys.iter().all(|key| key.len() == 16) && keys[0] != keys[1], "{keys:?}");
     let sockets = std::fs::read_to_string("/proc/net/unix").expect("Linux shows sockets");
     assert!(sockets.matches("@millstream-torus-").count() >= 2, "{sockets}");

@@ -74,7 +74,7 @@ pub(crate) enum TorusCommand {
     /// Use the torus from a host that is no node, through the seventh port of a node
     ///
     /// Programs of nodes publish regions by name (`TorusNode::publish`). `torus run
-    /// --seventh` prints address and key.
+    /// --seventh` prints the address and the name of a file with the key.
     ///
     ///     millstream torus outside --gateway node0:7600 --key-file seventh.key list
     ///     millstream torus outside get 3 histogram --output histogram.bin
@@ -96,7 +96,8 @@ pub(crate) enum TorusCommand {
     /// Show the state of a torus that has supervisors
     ///
     /// Draws the planes of the torus with one letter for each node, again at every
-    /// change. `torus run --supervisors` prints the whole command, with the key.
+    /// change. `torus run --supervisors` prints the whole command; the file with the
+    /// key lasts as long as the run.
     ///
     ///     millstream torus watch --supervisors 127.0.0.1:7490 --key-file torus.key --once --svg torus.svg
     #[command(verbatim_doc_comment)]

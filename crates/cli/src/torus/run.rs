@@ -2,18 +2,19 @@
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
 use millstream_report::eprint_line;
 use millstream_torus::engine::EngineOptions;
-use millstream_torus::key::{self, ENV_KEY};
+use millstream_torus::key;
 use millstream_torus::launch::{LaunchedTorus, Launcher, run_direct};
 use millstream_torus::node::SeventhOptions;
-use millstream_torus::seventh::host::{ENV_GATEWAY, ENV_GATEWAY_KEY};
 use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::NodeNumber;
+use tempfile::NamedTempFile;
 
 use super::{Network, TorusRunOptions};
 use crate::interrupt::Interrupt;
@@ -84,13 +85,15 @@ pub(super) fn run_with(
     // Without it, SIGTERM would leave applications behind.
     let interrupt = Interrupt::listen()?;
     torus.end_if(interrupt.asked());
+    let mut files = KeyFiles::default();
     if options.supervisors > 0 {
         let (addresses, key) = torus.watched_at();
-        let (key, addresses) = (key::text(key), addresses.join(","));
-        eprint_line!("watch: {ENV_KEY}={key} millstream torus watch --supervisors {addresses}");
+        let (file, addresses) = (files.path(key)?, addresses.join(","));
+        eprint_line!("watch: millstream torus watch --supervisors {addresses} --key-file {file}");
     }
     if let Some((address, key)) = torus.gateway(NodeNumber(0)) {
-        eprint_line!("outside hosts: {ENV_GATEWAY}={address} {ENV_GATEWAY_KEY}={}", key::text(key));
+        let file = files.path(key)?;
+        eprint_line!("outside hosts: millstream torus outside --gateway {address} --key-file {file} list");
     }
     let mut failures = Vec::new();
     if options.supervisors > 0 {
@@ -120,6 +123,21 @@ pub(super) fn run_with(
         print_line!("{dimensions}: {total}")?;
     }
     if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
+}
+
+/// Files with keys, which only this user reads, until they are dropped: others may read what this program prints.
+#[derive(Default)]
+struct KeyFiles(Vec<NamedTempFile>);
+
+impl KeyFiles {
+    /// The name of a file with the key.
+    fn path(&mut self, key: u64) -> std::io::Result<String> {
+        let mut file = tempfile::Builder::new().prefix("millstream-torus-").suffix(".key").tempfile()?;
+        writeln!(file, "{}", key::text(key))?;
+        let path = file.path().display().to_string();
+        self.0.push(file);
+        Ok(path)
+    }
 }
 
 /// Starts supervisors again that have ended, some times in a run.

@@ -41,7 +41,7 @@ pub struct GatewayOptions {
 #[non_exhaustive]
 pub enum HostError {
     /// The environment names no gateway.
-    #[error("{name} is not set, or malformed: `millstream torus run --seventh 1 …` prints it")]
+    #[error("{name} is not set, or malformed: `millstream torus run --seventh HOST:PORT …` names both")]
     Environment {
         /// The variable.
         name: &'static str,
