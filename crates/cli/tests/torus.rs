@@ -146,9 +146,11 @@ fn no_argument_list_and_no_socket_name_has_a_key() {
         .spawn();
     let mut run = Running(run.expect("it starts"));
     let mut errors = std::io::BufReader::new(run.0.stderr.take().expect("piped"));
+    let mut files = Vec::new();
     let keys = [(); 2].map(|()| {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut errors, &mut line).expect("a line");
+        files.push(word_behind("--key-file", &line));
         let key = key_in(&line);
         assert!(!line.contains(&key), "{line}");
         key
@@ -172,6 +174,10 @@ fn no_argument_list_and_no_socket_name_has_a_key() {
     assert!(!keys.iter().any(|key| sockets.contains(key)), "{sockets}");
     roles.sort();
     assert_eq!(roles, ["monitor", "monitor", "node", "node", "supervise"]);
+    let launcher = rustix::process::Pid::from_child(&run.0);
+    rustix::process::kill_process(launcher, rustix::process::Signal::TERM).expect("our child");
+    assert_eq!(run.ended().code(), Some(1));
+    assert!(!files.iter().any(|file| std::path::Path::new(file).exists()), "{files:?}");
 }
 
 #[test]
