@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_rdma::Deadline;
 use millstream_torus_core::Direction;
@@ -29,6 +29,10 @@ const HELLO: Duration = Duration::from_secs(5);
 const SHORTEST: Duration = Duration::from_millis(1);
 /// Connections whose other end has not proved anything. Of more, the oldest ends.
 pub(crate) const STRANGERS: usize = 64;
+/// Time that a connection has if others can wait.
+const TURN: Duration = Duration::from_secs(1);
+/// Interval of looks at places.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +73,8 @@ impl Purpose {
 }
 
 type Nonce = [u8; NONCE_BYTES];
+/// Connections, and since when each waits.
+type Waiting = VecDeque<(Instant, Arc<TcpStream>)>;
 
 fn nonce() -> io::Result<Nonce> {
     let mut bytes = [0; NONCE_BYTES];
@@ -155,9 +161,23 @@ pub(crate) fn accept<T>(
 
 /// Connections whose other end has not proved yet that it knows the key. A thread each checks them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Strangers(Arc<Mutex<VecDeque<Arc<TcpStream>>>>);
+pub(crate) struct Strangers(Arc<Mutex<Waiting>>);
 
 impl Strangers {
+    /// Waits until another connection can be accepted that ends none of the last second: many nodes may start at once. For
+    /// threads that do nothing else.
+    pub(crate) fn wait_for_room(&self) {
+        loop {
+            let age = {
+                let waiting = self.lock();
+                let Some((since, _)) = waiting.front().filter(|_| waiting.len() >= STRANGERS) else { return };
+                since.elapsed()
+            };
+            let Some(left) = TURN.checked_sub(age) else { return };
+            std::thread::sleep(left.min(LOOK));
+        }
+    }
+
     /// Accepts a connection, and gives it to `then`, on a thread of its own, if its other end knows the key and `admits` its
     /// purpose.
     pub(crate) fn accept<T>(
@@ -187,7 +207,7 @@ impl Strangers {
         let strangers = self.clone();
         let work = move || {
             let proved = accept(&stream, key, admits);
-            strangers.lock().retain(|other| !Arc::ptr_eq(other, &stream));
+            strangers.lock().retain(|(_, other)| !Arc::ptr_eq(other, &stream));
             // Another one took its place meanwhile.
             let ended = || io::Error::from(io::ErrorKind::ConnectionAborted);
             then(proved.and_then(|admitted| Ok((admitted, Arc::into_inner(stream).ok_or_else(ended)?))));
@@ -195,21 +215,21 @@ impl Strangers {
         if let Err(error) = std::thread::Builder::new().spawn(work) {
             tracing::warn!("a connection is refused: {error}");
             // No thread has it.
-            self.lock().retain(|stream| Arc::strong_count(stream) > 1);
+            self.lock().retain(|(_, stream)| Arc::strong_count(stream) > 1);
         }
     }
 
     fn add(&self, stream: Arc<TcpStream>) {
         let mut waiting = self.lock();
         if waiting.len() >= STRANGERS
-            && let Some(oldest) = waiting.pop_front()
+            && let Some((_, oldest)) = waiting.pop_front()
         {
             let _ = oldest.shutdown(Shutdown::Both);
         }
-        waiting.push_back(stream);
+        waiting.push_back((Instant::now(), stream));
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<TcpStream>>> {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -260,6 +280,30 @@ mod tests {
         assert_eq!(accepted.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
+    #[test]
+    fn many_that_start_at_once_are_all_accepted() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let count = 4 * STRANGERS;
+        let dialled: Vec<_> = (0..count)
+            .map(|_| {
+                std::thread::spawn(move || {
+                    let stream = TcpStream::connect(address).unwrap();
+                    dial(&stream, KEY, Purpose::Rendezvous, Deadline::after(LONG)).unwrap();
+                })
+            })
+            .collect();
+        let (strangers, (sender, accepted)) = (Strangers::default(), mpsc::channel());
+        for _ in 0..count {
+            strangers.wait_for_room();
+            let sender = sender.clone();
+            let stream = listener.accept().unwrap().0;
+            strangers.accept(stream, KEY, Purpose::Rendezvous.only(), move |(), _| sender.send(()).unwrap());
+        }
+        (0..count).for_each(|_| accepted.recv_timeout(LONG).unwrap());
+        dialled.into_iter().for_each(|dialled| dialled.join().unwrap());
+    }
+
     /// A stranger learns a number and a proof, and the proofs of one connection are none of another.
     #[test]
     fn a_stranger_gets_no_further_than_its_hello() {
@@ -282,7 +326,7 @@ mod tests {
         assert_eq!(stranger.read(&mut [0]).unwrap_or(0), 0, "nothing but that");
         // More than are checked at once, and none sends anything: the first ones end at once.
         let silent: Vec<_> = (0..STRANGERS + 8).map(|_| connect()).collect();
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         for mut stream in silent.iter().take(8) {
             assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
         }

@@ -154,6 +154,7 @@ impl Arrivals<'_> {
             if let Ok(stream) = self.proved.try_recv() {
                 return Ok(stream);
             }
+            self.strangers.wait_for_room();
             match self.listener.accept(Deadline::after(LOOK)) {
                 Ok((stream, _)) => {
                     let sender = self.sender.clone();

@@ -98,6 +98,7 @@ fn accept_all(listener: TcpListener, key: u64, sender: Sender<Input>) {
         let strangers = Strangers::default();
         let mut number = 0;
         loop {
+            strangers.wait_for_room();
             match listener.accept() {
                 Ok((stream, address)) => {
                     let sender = sender.clone();
