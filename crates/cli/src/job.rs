@@ -15,12 +15,13 @@ use crate::args::{JobOptions, RelayOptions};
 /// Time for all ranks to come.
 const RANKS: Duration = Duration::from_secs(60);
 
-/// Environment variables that a process of another rank gets, if it may have them: these, and those of torus applications.
+/// Environment variables that a process of another rank gets, if it may have them: these, and those of torus applications but
+/// keys.
 const FORWARDED: [&str; 2] = [loader::ENV_DEVICE, loader::ENV_PATH];
 const FORWARDED_PREFIX: &str = "MILLSTREAM_TORUS_";
 
 fn is_forwarded(name: &str) -> bool {
-    FORWARDED.contains(&name) || name.starts_with(FORWARDED_PREFIX)
+    FORWARDED.contains(&name) || (name.starts_with(FORWARDED_PREFIX) && !name.ends_with("_KEY"))
 }
 
 impl JobOptions {

@@ -68,7 +68,7 @@ fn a_host_outside_uses_what_programs_publish() {
     let program = test.ancestors().nth(2).expect("in target/debug/deps").join("examples/published");
     assert!(program.is_file(), "{} is missing: run cargo build --examples", program.display());
     let key = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(key.path(), "c0ffee\n").expect("written");
+    std::fs::write(key.path(), "0000000000c0ffee\n").expect("written");
     let key = key.path().to_str().expect("a name");
     let seventh = ["--seventh", "127.0.0.1:0", "--seventh-key-file", key, "--"];
     let run = Command::new(env!("CARGO_BIN_EXE_millstream"))

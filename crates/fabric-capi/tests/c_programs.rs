@@ -103,7 +103,7 @@ fn a_host_outside_of_the_torus_uses_it_from_c() -> TestResult {
         let mut command = Command::new(program);
         command.env("MILLSTREAM_DEVICE", "soft").env("MILLSTREAM_LIB", verbs_library());
         command.env("MILLSTREAM_TORUS_GATEWAY", address);
-        command.env("MILLSTREAM_TORUS_GATEWAY_KEY", format!("{key:x}"));
+        command.env("MILLSTREAM_TORUS_GATEWAY_KEY", format!("{key:016x}"));
         command
     };
     let (mut refused, mut example_host) = (host(&errors), host(&example));

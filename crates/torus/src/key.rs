@@ -5,14 +5,17 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use ring::hmac::{self, HMAC_SHA256, Key};
 
-/// Environment variable with the key of a run, in hexadecimal digits.
+/// Environment variable with the key of a run, 16 hexadecimal digits.
 pub const ENV_KEY: &str = "MILLSTREAM_TORUS_KEY";
 
-/// Longest line with a key: 16 digits and what an editor leaves behind them.
+/// Digits of a key. A shorter one could be searched: whoever connects gets a proof that tells whether a key is right.
+const DIGITS: usize = 16;
+/// Longest line with a key: the digits, and space that an editor leaves.
 const MAX_LINE: usize = 64;
 
 /// Why a process has no key.
@@ -35,8 +38,16 @@ pub enum KeyError {
         /// The cause.
         cause: io::Error,
     },
+    /// Other users can read or write the file.
+    #[error("key file {file:?}: mode {mode:04o} gives others access; run `chmod 600` on it")]
+    Mode {
+        /// The file.
+        file: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
     /// It is no key. The text is not shown: it may be one in part.
-    #[error("{place} has no key: expected 1 to 16 hexadecimal digits")]
+    #[error("{place} has no key: expected 16 hexadecimal digits")]
     Malformed {
         /// The file or variable.
         place: String,
@@ -63,14 +74,27 @@ pub fn find(file: Option<&Path>, option: &'static str, variable: &'static str) -
 /// [`KeyError`].
 pub fn read(file: &Path) -> Result<u64, KeyError> {
     let (place, text) = if file == Path::new("-") {
-        ("standard input".to_owned(), read_line())
+        let failed = |cause| KeyError::Unreadable { file: "standard input".into(), cause };
+        ("standard input".to_owned(), read_line().map_err(failed)?)
     } else {
-        let mut text = String::new();
-        let read = File::open(file).and_then(|opened| opened.take(MAX_LINE as u64).read_to_string(&mut text));
-        (format!("{file:?}"), read.map(|_| text))
+        (format!("{file:?}"), read_file(file)?)
     };
-    let text = text.map_err(|cause| KeyError::Unreadable { file: file.to_owned(), cause })?;
     parse(&text).ok_or(KeyError::Malformed { place })
+}
+
+/// The start of a file that others cannot read.
+fn read_file(file: &Path) -> Result<String, KeyError> {
+    let failed = |cause| KeyError::Unreadable { file: file.to_owned(), cause };
+    let opened = File::open(file).map_err(failed)?;
+    let metadata = opened.metadata().map_err(failed)?;
+    let mode = metadata.mode() & 0o777;
+    // A pipe of the shell, for example, has another mode.
+    if metadata.is_file() && mode & 0o077 != 0 {
+        return Err(KeyError::Mode { file: file.to_owned(), mode });
+    }
+    let mut text = String::new();
+    opened.take(MAX_LINE as u64).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 /// A line of standard input, byte by byte: others read the rest.
@@ -81,10 +105,10 @@ fn read_line() -> io::Result<String> {
     String::from_utf8(line).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-fn parse(text: &str) -> Option<u64> {
+pub(crate) fn parse(text: &str) -> Option<u64> {
     let digits = text.trim_ascii();
-    let is_digits = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    u64::from_str_radix(digits, 16).ok().filter(|_| is_digits)
+    let is_key = digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u64::from_str_radix(digits, 16).ok().filter(|_| is_key)
 }
 
 /// A key as text.
@@ -101,15 +125,18 @@ pub(crate) fn derive(key: u64, label: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
-    fn a_key_is_hexadecimal_digits_with_space_around() {
-        for (text, key) in [("c0", Some(0xc0)), (" 00FF\n", Some(255)), ("ffffffffffffffff", Some(u64::MAX))]
-        {
+    fn a_key_is_sixteen_hexadecimal_digits_with_space_around() {
+        for (text, key) in [(" 00000000000000FF\n", Some(255)), ("ffffffffffffffff", Some(u64::MAX))] {
             assert_eq!(parse(text), key, "{text:?}");
         }
-        for wrong in ["", "\n", "+1", "0x1", "10000000000000000", "1 2", "key"] {
+        for wrong in
+            ["", "\n", "c0", "+000000000000001", "0x00000000000001", "10000000000000000", "12345678 12345678"]
+        {
             assert_eq!(parse(wrong), None, "{wrong:?}");
         }
         assert_eq!(parse(&text(0x1234)), Some(0x1234));
@@ -117,14 +144,22 @@ mod tests {
 
     #[test]
     fn errors_name_the_file_or_the_variable_and_not_the_text() {
-        let folder = std::env::temp_dir().join(format!("millstream-key-{}", std::process::id()));
-        std::fs::write(&folder, "secret\n").unwrap();
-        let error = read(&folder).unwrap_err().to_string();
-        std::fs::remove_file(&folder).unwrap();
-        assert!(error.contains("millstream-key") && !error.contains("secret"), "{error}");
-        assert!(matches!(read(&folder), Err(KeyError::Unreadable { .. })));
-        let error = find(None, "--key-file", "MILLSTREAM_TORUS_NO_KEY").unwrap_err().to_string();
-        assert_eq!(error, "no key: name a file with --key-file, or set MILLSTREAM_TORUS_NO_KEY");
+        let file = std::env::temp_dir().join(format!("millstream-key-{}", std::process::id()));
+        let set_mode = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        std::fs::write(&file, "secret\n").unwrap();
+        set_mode(0o600);
+        let malformed = read(&file).unwrap_err().to_string();
+        std::fs::write(&file, text(7)).unwrap();
+        let key = read(&file);
+        set_mode(0o640);
+        let readable = read(&file).unwrap_err().to_string();
+        std::fs::remove_file(&file).unwrap();
+        assert!(malformed.contains("millstream-key") && !malformed.contains("secret"), "{malformed}");
+        assert!(matches!(key, Ok(7)));
+        assert!(readable.contains("millstream-key") && readable.contains("mode 0640"), "{readable}");
+        assert!(matches!(read(&file), Err(KeyError::Unreadable { .. })));
+        let missing = find(None, "--key-file", "MILLSTREAM_TORUS_NO_KEY").unwrap_err().to_string();
+        assert_eq!(missing, "no key: name a file with --key-file, or set MILLSTREAM_TORUS_NO_KEY");
     }
 
     #[test]

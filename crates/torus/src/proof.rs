@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_rdma::Deadline;
+use millstream_rdma::connect::{self, ConnectError, ConnectErrorKind, Listener};
 use millstream_torus_core::Direction;
 use ring::hmac::{self, HMAC_SHA256, Key};
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -28,10 +29,10 @@ const HELLO: Duration = Duration::from_secs(5);
 /// Shortest timeout of a read; zero is refused.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// Connections whose other end has not proved anything. Of more, the oldest ends.
-pub(crate) const STRANGERS: usize = 64;
+pub(crate) const STRANGERS: usize = 256;
 /// Time that a connection has if others can wait.
-const TURN: Duration = Duration::from_secs(1);
-/// Interval of looks at places.
+const TURN: Duration = Duration::from_millis(200);
+/// Interval of looks, and pause after what failed.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What a connection is for.
@@ -132,7 +133,52 @@ pub(crate) fn dial(mut stream: &TcpStream, key: u64, purpose: Purpose, deadline:
     stream.write_all(prove(key, DIALS, purpose, nonces).as_ref())
 }
 
-/// The same at the end that accepts. Other purposes than those that `admits` knows end before this end proves anything.
+/// Why there is no connection with a proof.
+#[derive(Debug)]
+pub(crate) enum ProofError {
+    /// No connection.
+    Connect(ConnectError),
+    /// No proof.
+    Proof(io::Error),
+}
+
+/// Connects and proves the key. One that is cut off is followed by another attempt until `retry`: the other end may have had
+/// too many connections, or was slow.
+pub(crate) fn connect(
+    address: &str,
+    key: u64,
+    purpose: Purpose,
+    deadline: Deadline,
+    retry: Deadline,
+) -> Result<TcpStream, ProofError> {
+    loop {
+        let stream = connect::dial(address, deadline).map_err(ProofError::Connect)?;
+        match dial(&stream, key, purpose, deadline) {
+            Ok(()) => return Ok(stream),
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied || retry.passed() => {
+                return Err(ProofError::Proof(cause));
+            }
+            Err(_) => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+/// The next connection, if one comes at once, until the deadline.
+pub(crate) fn next(listener: &Listener, deadline: Deadline) -> Result<Option<TcpStream>, ConnectError> {
+    if deadline.passed() {
+        let (peer, doing) = (listener.address().to_string(), "waiting for a connection");
+        return Err(ConnectError { peer, kind: ConnectErrorKind::TimedOut { doing } });
+    }
+    match listener.accept(Deadline::after(LOOK)) {
+        Ok((stream, _)) => return Ok(Some(stream)),
+        Err(error) if matches!(error.kind, ConnectErrorKind::TimedOut { .. }) => {}
+        // There may be descriptors again later.
+        Err(_) => std::thread::sleep(LOOK),
+    }
+    Ok(None)
+}
+
+/// Proves the key at the end that accepts. Other purposes than those that `admits` knows end before this end proves anything.
 pub(crate) fn accept<T>(
     mut stream: &TcpStream,
     key: u64,
@@ -164,7 +210,7 @@ pub(crate) fn accept<T>(
 pub(crate) struct Strangers(Arc<Mutex<Waiting>>);
 
 impl Strangers {
-    /// Waits until another connection can be accepted that ends none of the last second: many nodes may start at once. For
+    /// Waits until another connection can be accepted that ends none of the last 200 ms: many nodes may start at once. For
     /// threads that do nothing else.
     pub(crate) fn wait_for_room(&self) {
         loop {

@@ -10,6 +10,7 @@ use millstream_job::StartRequest;
 use millstream_job::agent::RankAddress;
 use millstream_rdma::device::DeviceSelector;
 use millstream_torus::application::ENV_RANK;
+use millstream_torus::key::ENV_KEY;
 
 use super::{Network, TorusJoinOptions, run};
 use crate::job;
@@ -68,9 +69,9 @@ fn command(program: &[OsString], request: &StartRequest, address: RankAddress) -
             command.args(arguments);
             command
         }
-        role @ ("node" | "monitor" | "supervise") => {
+        role @ ("node" | "monitor" | "supervise") if has_keys_of_the_job(words) => {
             let mut command = Command::new(std::env::current_exe().ok()?);
-            command.arg("torus").args(words);
+            command.arg("torus").args(words).env_remove(ENV_KEY);
             let listens = words.iter().any(|word| word == "--listen");
             if role != "monitor" && !listens && !address.own.is_loopback() {
                 command.args(["--listen", &SocketAddr::new(address.own, 0).to_string()]);
@@ -81,6 +82,26 @@ fn command(program: &[OsString], request: &StartRequest, address: RankAddress) -
     };
     job::set_environment(&mut command, request);
     Some(command)
+}
+
+/// Whether keys come at standard input: a false rank 0 names neither a file with a key of this user, nor a site file.
+fn has_keys_of_the_job(words: &[String]) -> bool {
+    let mut has_key = false;
+    for (at, word) in words.iter().enumerate() {
+        let (option, value) =
+            word.split_once('=').map_or((&word[..], None), |(option, value)| (option, Some(value)));
+        match option {
+            "--key-file" | "--seventh-key-file" => {
+                if value.or_else(|| words.get(at + 1).map(String::as_str)) != Some("-") {
+                    return false;
+                }
+                has_key |= option == "--key-file";
+            }
+            "--site" => return false,
+            _ => {}
+        }
+    }
+    has_key
 }
 
 #[cfg(test)]
@@ -111,6 +132,14 @@ mod tests {
                 .contains("\"--listen\" \"10.0.0.7:0\"")
         );
         assert_eq!(made("run --dimensions 2x1x1 -- reboot"), None);
+        for of_this_user in ["", "--key-file x", "--key-file=x", "--key-file - --seventh-key-file x"] {
+            assert_eq!(
+                made(&format!("node --dimensions 2x1x1 --node 1 {of_this_user}")),
+                None,
+                "{of_this_user}"
+            );
+        }
+        assert_eq!(made("node --site site.toml --node 1 --key-file -"), None);
         assert_eq!(node(&request("node --node 5", "3")), Some(5));
         assert_eq!(node(&request("application", "3")), Some(3));
         assert_eq!(node(&request("supervise", "3")), None);

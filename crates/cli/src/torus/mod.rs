@@ -74,7 +74,7 @@ pub(crate) enum TorusCommand {
     /// Use the torus from a host that is no node, through the seventh port of a node
     ///
     /// Programs of nodes publish regions by name (`TorusNode::publish`). `torus run
-    /// --seventh` prints the address and the name of a file with the key.
+    /// --seventh` prints the address and a file with the key.
     ///
     ///     millstream torus outside --gateway node0:7600 --key-file seventh.key list
     ///     millstream torus outside get 3 histogram --output histogram.bin
@@ -198,7 +198,8 @@ pub(crate) struct TorusRunOptions {
     /// Admit hosts outside of the torus at each node's seventh port, at this address; {node} stands for the node's number
     #[arg(long, value_name = "HOST:PORT")]
     seventh: Option<String>,
-    /// File with the key that outside hosts must know, in hexadecimal digits; by default one is drawn
+    /// File with the key that outside hosts must know, 16 hexadecimal digits; `-` is a line of standard input. By default one
+    /// is drawn
     #[arg(long, value_name = "FILE", requires = "seventh")]
     seventh_key_file: Option<PathBuf>,
     /// Watch for faults with this many supervisors: routes change around dead nodes, and the others go on; a supervisor that
@@ -232,7 +233,7 @@ pub(crate) struct TorusJoinOptions {
 /// Other users read the arguments of a process, so they name a file.
 #[derive(Debug, Args)]
 struct RunKey {
-    /// File with the key of the run, 1 to 16 hexadecimal digits; `-` is a line of standard input. By default
+    /// File with the key of the run, 16 hexadecimal digits, which only this user can read; `-` is a line of standard input. By default
     /// MILLSTREAM_TORUS_KEY. All processes of a run have the same key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -271,7 +272,7 @@ pub(crate) struct TorusNodeOptions {
     /// Address of the seventh port, for hosts outside of the torus
     #[arg(long, value_name = "HOST:PORT", requires = "seventh_key_file")]
     seventh: Option<String>,
-    /// File with the key that outside hosts must know, in hexadecimal digits; `-` is a line of standard input, behind that
+    /// File with the key that outside hosts must know, 16 hexadecimal digits; `-` is a line of standard input, behind that
     /// of the run's key
     #[arg(long, value_name = "FILE", requires = "seventh")]
     seventh_key_file: Option<PathBuf>,

@@ -15,7 +15,7 @@ use millstream_torus::engine::OutsideAccess;
 use millstream_torus::key;
 use millstream_torus::seventh::GatewayOptions;
 use millstream_torus::seventh::directory::PublishedRegion;
-use millstream_torus::seventh::host::ENV_GATEWAY_KEY;
+use millstream_torus::seventh::host::{ENV_GATEWAY, ENV_GATEWAY_KEY};
 use millstream_torus_core::NodeNumber;
 
 /// Bytes that are in memory at once.
@@ -26,8 +26,8 @@ pub(crate) struct TorusOutsideOptions {
     /// Address of a node's seventh port; by default MILLSTREAM_TORUS_GATEWAY
     #[arg(long, value_name = "HOST:PORT")]
     gateway: Option<String>,
-    /// File with its key in hexadecimal digits; `-` is a line of standard input. By default MILLSTREAM_TORUS_GATEWAY_KEY
-    #[arg(long, value_name = "FILE", requires = "gateway")]
+    /// File with its key, 16 hexadecimal digits; `-` is a line of standard input. By default MILLSTREAM_TORUS_GATEWAY_KEY
+    #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
     #[command(subcommand)]
     command: OutsideCommand,
@@ -99,7 +99,8 @@ pub(super) fn run(
     device: Option<&DeviceSelector>,
 ) -> Result<ExitCode, Box<dyn Error>> {
     let device = device.cloned().unwrap_or_else(DeviceSelector::from_environment);
-    let mut host = match options.gateway.clone() {
+    let gateway = options.gateway.clone().or_else(|| std::env::var(ENV_GATEWAY).ok());
+    let mut host = match gateway {
         Some(address) => {
             let key = key::find(options.key_file.as_deref(), "--key-file", ENV_GATEWAY_KEY)?;
             OutsideHost::connect(&GatewayOptions { address, key, device })?

@@ -2,8 +2,10 @@
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
@@ -14,7 +16,7 @@ use millstream_torus::launch::{LaunchedTorus, Launcher, run_direct};
 use millstream_torus::node::SeventhOptions;
 use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::NodeNumber;
-use tempfile::NamedTempFile;
+use rustix::fs::{MemfdFlags, Mode};
 
 use super::{Network, TorusRunOptions};
 use crate::interrupt::Interrupt;
@@ -92,7 +94,8 @@ pub(super) fn run_with(
         eprint_line!("watch: millstream torus watch --supervisors {addresses} --key-file {file}");
     }
     if let Some((address, key)) = torus.gateway(NodeNumber(0)) {
-        let file = files.path(key)?;
+        let named = options.seventh_key_file.as_deref().filter(|file| *file != Path::new("-"));
+        let file = named.map_or_else(|| files.path(key), |file| Ok(file.display().to_string()))?;
         eprint_line!("outside hosts: millstream torus outside --gateway {address} --key-file {file} list");
     }
     let mut failures = Vec::new();
@@ -125,16 +128,18 @@ pub(super) fn run_with(
     if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
 }
 
-/// Files with keys, which only this user reads, until they are dropped: others may read what this program prints.
+/// Files with keys, which only this user reads, and which end with this process: others may read what it prints.
 #[derive(Default)]
-struct KeyFiles(Vec<NamedTempFile>);
+struct KeyFiles(Vec<File>);
 
 impl KeyFiles {
     /// The name of a file with the key.
-    fn path(&mut self, key: u64) -> std::io::Result<String> {
-        let mut file = tempfile::Builder::new().prefix("millstream-torus-").suffix(".key").tempfile()?;
+    fn path(&mut self, key: u64) -> io::Result<String> {
+        let memory = rustix::fs::memfd_create("millstream-torus-key", MemfdFlags::CLOEXEC)?;
+        rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR)?;
+        let mut file = File::from(memory);
         writeln!(file, "{}", key::text(key))?;
-        let path = file.path().display().to_string();
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         self.0.push(file);
         Ok(path)
     }

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
-use millstream_rdma::connect::{ConnectError, ConnectedQueuePair, Listener, dial, listen};
+use millstream_rdma::connect::{ConnectError, ConnectedQueuePair, Listener, listen};
 use millstream_rdma::device::DeviceError;
 use millstream_rdma::queue::QueueError;
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
@@ -18,10 +18,8 @@ use super::DirectOptions;
 use super::message::MESSAGE_BYTES;
 use super::node::{Node, Peer, RECEIVE, RECEIVES, SENDS};
 use crate::memory::Memory;
-use crate::proof::{self, Purpose, Strangers};
+use crate::proof::{self, ProofError, Purpose, Strangers};
 
-/// Interval of looks at nodes that have proved that they know the key.
-const LOOK: Duration = Duration::from_millis(20);
 /// Time for a node to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
 /// Longest line at a rendezvous: the addresses of all nodes.
@@ -113,7 +111,7 @@ impl Rendezvous {
                 Ok(arrival) => {
                     arrived.insert(arrival.node, (stream, arrival.address));
                 }
-                Err(cause) => tracing::warn!("a node of this run is refused: {cause}"),
+                Err(cause) => refuse(&stream, &cause),
             }
         }
         let addresses: Vec<&str> = self.torus.all().map(|node| arrived[&node.0].1.as_str()).collect();
@@ -155,19 +153,38 @@ impl Arrivals<'_> {
                 return Ok(stream);
             }
             self.strangers.wait_for_room();
-            match self.listener.accept(Deadline::after(LOOK)) {
-                Ok((stream, _)) => {
-                    let sender = self.sender.clone();
-                    self.strangers.accept(stream, self.key, self.purpose.only(), move |(), stream| {
-                        // Nobody waits for it after the deadline.
-                        let _ = sender.send(stream);
-                    });
-                }
-                Err(error) if deadline.passed() => return Err(error),
-                Err(_) => {}
+            if let Some(stream) = proof::next(self.listener, deadline)? {
+                let sender = self.sender.clone();
+                self.strangers.accept(stream, self.key, self.purpose.only(), move |(), stream| {
+                    // Nobody waits for it after the deadline.
+                    let _ = sender.send(stream);
+                });
             }
         }
     }
+}
+
+/// A node that knows the key, and breaks a rule.
+fn refuse(stream: &TcpStream, cause: &io::Error) {
+    let address = stream.peer_addr().map_or_else(|_| "a node".to_owned(), |peer| peer.to_string());
+    tracing::warn!("{address} is refused: {cause}");
+}
+
+/// Connects to a node, or to the rendezvous.
+fn connect_to(
+    address: &str,
+    what: String,
+    options: &DirectOptions,
+    purpose: Purpose,
+    deadline: Deadline,
+) -> Result<TcpStream, MeshError> {
+    proof::connect(address, options.key, purpose, deadline, deadline).map_err(|error| match error {
+        ProofError::Connect(cause) => MeshError::Connect { what, cause },
+        ProofError::Proof(cause) => MeshError::Refused {
+            who: address.to_owned(),
+            what: format!("did not prove the run's key: {cause}"),
+        },
+    })
 }
 
 fn read_line<T: serde::de::DeserializeOwned>(stream: &TcpStream) -> io::Result<T> {
@@ -182,9 +199,8 @@ fn exchange_addresses(
     own: &str,
     deadline: Deadline,
 ) -> Result<Vec<String>, MeshError> {
-    let failed = |cause| MeshError::Connect { what: "rendezvous of the mesh".to_owned(), cause };
-    let mut stream = dial(&options.rendezvous, deadline).map_err(failed)?;
-    proof::dial(&stream, options.key, Purpose::Rendezvous, deadline)?;
+    let what = "rendezvous of the mesh".to_owned();
+    let mut stream = connect_to(&options.rendezvous, what, options, Purpose::Rendezvous, deadline)?;
     let arrival =
         Arrival { dimensions: options.dimensions.to_string(), node: options.node.0, address: own.to_owned() };
     let line = serde_json::to_string(&arrival).map_err(io::Error::from)? + "\n";
@@ -220,8 +236,7 @@ pub(super) fn connect(
     let mut node = Node::new(torus, options.node, device.clone(), queue, waiter)?;
     for lower in torus.all().take(options.node.index()) {
         let to = || format!("connecting {} with {lower}", options.node);
-        let mut stream = dial(&addresses[lower.index()], deadline).map_err(failed(to()))?;
-        proof::dial(&stream, options.key, Purpose::Mesh, deadline)?;
+        let mut stream = connect_to(&addresses[lower.index()], to(), options, Purpose::Mesh, deadline)?;
         stream.write_all(&options.node.0.to_le_bytes())?;
         let peer = finish(&node, device, lower, stream, deadline).map_err(failed(to()));
         node.add(peer??);
@@ -237,7 +252,7 @@ pub(super) fn connect(
                 let peer = finish(&node, device, higher, stream, deadline).map_err(failed(what));
                 node.add(peer??);
             }
-            Err(cause) => tracing::warn!("a node of this run is refused: {cause}"),
+            Err(cause) => refuse(&stream, &cause),
         }
     }
     Ok(node)

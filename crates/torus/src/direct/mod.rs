@@ -24,10 +24,11 @@ use millstream_rdma::{Deadline, Device};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use crate::application::{ENV_DIMENSIONS, ENV_RANK};
+use crate::key;
 
 /// Environment variable with the address where the nodes of a mesh meet.
 pub const ENV_RENDEZVOUS: &str = "MILLSTREAM_DIRECT_RENDEZVOUS";
-/// Environment variable with the key of the run, in hexadecimal digits.
+/// Environment variable with the key of the run, 16 hexadecimal digits.
 pub const ENV_KEY: &str = "MILLSTREAM_DIRECT_KEY";
 
 /// How long nodes wait for each other at the start.
@@ -69,7 +70,7 @@ impl DirectNode {
                 .parse()
                 .map_err(|_| MeshError::Environment { name: ENV_DIMENSIONS })?,
             node: NodeNumber(value(ENV_RANK)?.parse().map_err(wrong(ENV_RANK))?),
-            key: u64::from_str_radix(&value(ENV_KEY)?, 16).map_err(wrong(ENV_KEY))?,
+            key: key::parse(&value(ENV_KEY)?).ok_or(MeshError::Environment { name: ENV_KEY })?,
         };
         let device = device::open(&DeviceSelector::from_environment())?;
         DirectNode::connect(&options, &device)

@@ -160,6 +160,9 @@ impl Launcher {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+
     use super::*;
 
     fn words(text: &str) -> Vec<String> {
@@ -173,7 +176,9 @@ mod tests {
         fn new(name: &str, key: u64) -> KeyFile {
             let name = format!("millstream-arguments-{name}-{}", std::process::id());
             let file = std::env::temp_dir().join(name);
-            std::fs::write(&file, key::text(key)).unwrap();
+            let mut options = std::fs::OpenOptions::new();
+            let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&file);
+            opened.unwrap().write_all(key::text(key).as_bytes()).unwrap();
             KeyFile(file.to_str().unwrap().to_owned())
         }
     }

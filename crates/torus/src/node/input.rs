@@ -40,7 +40,7 @@ impl Input {
 }
 
 pub(super) fn parse(line: &str) -> Result<NodeCommand, NodeError> {
-    serde_json::from_str(line).map_err(|cause| NodeError::Command { line: line.to_owned(), cause })
+    serde_json::from_str(line).map_err(|cause| NodeError::Command { cause })
 }
 
 /// Waits for the addresses of all nodes. `None` if the launcher ended before.

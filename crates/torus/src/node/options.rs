@@ -77,11 +77,9 @@ pub enum NodeError {
         /// The dimensions.
         dimensions: Dimensions,
     },
-    /// The launcher sent something else than a command.
-    #[error("standard input: {line:?} is not a command: {cause}")]
+    /// The launcher sent something else than a command. The line is not shown: it may be a key.
+    #[error("standard input: a line is not a command: {cause}")]
     Command {
-        /// The line.
-        line: String,
         /// The cause.
         cause: serde_json::Error,
     },

@@ -345,7 +345,7 @@ mod tests {
         accept_all(listener, 7, sender);
         let connect = || TcpStream::connect(address).unwrap();
         let silent: Vec<_> = (0..STRANGERS + 8).map(|_| connect()).collect();
-        let wrong = Lines::dial(&address.to_string(), 8, Who::Watcher, HELLO).unwrap_err();
+        let wrong = Lines::dial(&address.to_string(), 8, Who::Watcher, 10 * HELLO).unwrap_err();
         assert_eq!(wrong.kind(), io::ErrorKind::PermissionDenied);
         let right = Lines::dial(&address.to_string(), 7, Who::Watcher, 10 * HELLO).unwrap();
         let input = inputs.recv_timeout(10 * HELLO).unwrap();

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, PreparedChannel};
 use crate::control::STAGING;
-use crate::proof::{self, Purpose};
+use crate::proof::{self, ProofError, Purpose};
 
 const VERSION: u32 = 1;
 /// How long a host may take to say who it is.
@@ -41,7 +41,9 @@ pub struct GatewayOptions {
 #[non_exhaustive]
 pub enum HostError {
     /// The environment names no gateway.
-    #[error("{name} is not set, or malformed: `millstream torus run --seventh HOST:PORT …` names both")]
+    #[error(
+        "{name} is not set, or malformed: address and key of a seventh port (`millstream torus run --seventh`)"
+    )]
     Environment {
         /// The variable.
         name: &'static str,
@@ -159,14 +161,17 @@ pub(super) fn join(
     let address = || options.address.clone();
     let connect = |cause| HostError::Connect { address: address(), cause };
     let io = |cause| HostError::Io { address: address(), cause };
-    let mut stream = millstream_rdma::connect::dial(&options.address, deadline).map_err(connect)?;
     let refused = |reason| Err(HostError::Refused { address: address(), reason });
-    match proof::dial(&stream, options.key, Purpose::SeventhPort, Deadline::after(HELLO)) {
-        Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
-            return refused("the key is not that of its seventh port");
-        }
-        proved => proved.map_err(io)?,
-    }
+    let retry = Deadline::after(HELLO);
+    let mut stream =
+        match proof::connect(&options.address, options.key, Purpose::SeventhPort, deadline, retry) {
+            Ok(stream) => stream,
+            Err(ProofError::Connect(cause)) => return Err(connect(cause)),
+            Err(ProofError::Proof(cause)) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                return refused("the key is not that of its seventh port");
+            }
+            Err(ProofError::Proof(cause)) => return Err(io(cause)),
+        };
     let mut status = [0];
     stream.set_read_timeout(Some(HELLO)).map_err(io)?;
     stream.read_exact(&mut status).map_err(io)?;

@@ -17,12 +17,13 @@ use super::handshake::{self, GatewayOptions, HostError};
 use super::message::{FromGateway, MAX_COMMANDS, encode_command};
 use crate::control::Command;
 use crate::initiator::{Initiator, NEVER};
+use crate::key;
 use crate::memory::Memory;
 use crate::outstanding::{Outstanding, Pending};
 
 /// Environment variable with the address of a node's seventh port.
 pub const ENV_GATEWAY: &str = "MILLSTREAM_TORUS_GATEWAY";
-/// Environment variable with the key of the seventh port, in hexadecimal digits.
+/// Environment variable with the key of the seventh port, 16 hexadecimal digits.
 pub const ENV_GATEWAY_KEY: &str = "MILLSTREAM_TORUS_GATEWAY_KEY";
 
 /// How long a gateway may take to admit this host.
@@ -55,8 +56,7 @@ impl OutsideHost {
     pub fn from_environment(device: DeviceSelector) -> Result<OutsideHost, HostError> {
         let variable = |name| std::env::var(name).map_err(|_| HostError::Environment { name });
         let (address, key) = (variable(ENV_GATEWAY)?, variable(ENV_GATEWAY_KEY)?);
-        let key =
-            u64::from_str_radix(&key, 16).map_err(|_| HostError::Environment { name: ENV_GATEWAY_KEY })?;
+        let key = key::parse(&key).ok_or(HostError::Environment { name: ENV_GATEWAY_KEY })?;
         OutsideHost::connect(&GatewayOptions { address, key, device })
     }
 

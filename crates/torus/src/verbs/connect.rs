@@ -3,9 +3,8 @@
 use std::io;
 use std::net::TcpStream;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
-use millstream_rdma::connect::{ConnectError, ConnectedQueuePair, Listener, dial};
+use millstream_rdma::connect::{ConnectError, ConnectedQueuePair, Listener};
 use millstream_rdma::queue::QueueError;
 use millstream_rdma::{
     Access, CompletionQueue, Deadline, Device, PreparedQueuePair, RcOptions, RemoteMemory, WrId,
@@ -15,10 +14,7 @@ use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 use super::handshake::{Identity, LocalEnd, Mismatch};
 use super::{KEEPALIVES, PLACES, RECEIVE, VerbsLinks, link_bits};
 use crate::engine::EngineOptions;
-use crate::proof::{self, Purpose, Strangers};
-
-/// Interval of looks at links that are being connected.
-const LOOK: Duration = Duration::from_millis(20);
+use crate::proof::{self, ProofError, Purpose, Strangers};
 
 /// Why links cannot be connected.
 #[derive(Debug, thiserror::Error)]
@@ -144,9 +140,13 @@ impl LinkConnector {
     ) -> Result<Connected, LinkError> {
         let node = self.torus.neighbour(self.here, direction).unwrap_or_default();
         let failed = |cause| LinkError::Connect { direction, node, cause };
-        let stream = dial(address, deadline).map_err(failed)?;
-        proof::dial(&stream, self.key, Purpose::Link(direction), deadline)
-            .map_err(|cause| LinkError::Key { direction, node, address: address.to_owned(), cause })?;
+        let proved = proof::connect(address, self.key, Purpose::Link(direction), deadline, deadline);
+        let stream = proved.map_err(|error| match error {
+            ProofError::Connect(cause) => failed(cause),
+            ProofError::Proof(cause) => {
+                LinkError::Key { direction, node, address: address.to_owned(), cause }
+            }
+        })?;
         self.finish(direction, stream, incarnation, deadline)
     }
 
@@ -200,15 +200,12 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<V
     let mut connected = Vec::new();
     while connected.len() < neighbours.len() {
         if let Some(&(direction, node)) = waiting.first() {
-            match parts.listener.accept(Deadline::after(LOOK)) {
-                Ok((stream, _)) => {
-                    let proved = proved.clone();
-                    link.accept(&strangers, stream, move |direction, stream| {
-                        let _ = proved.send((direction, stream));
-                    });
-                }
-                Err(cause) if deadline.passed() => return Err(LinkError::Missing { direction, node, cause }),
-                Err(_) => {}
+            let next = proof::next(parts.listener, deadline);
+            if let Some(stream) = next.map_err(|cause| LinkError::Missing { direction, node, cause })? {
+                let proved = proved.clone();
+                link.accept(&strangers, stream, move |direction, stream| {
+                    let _ = proved.send((direction, stream));
+                });
             }
         } else {
             // Each thread gives up at the deadline.
