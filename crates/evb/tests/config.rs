@@ -138,14 +138,17 @@ fn a_number_of_passes_is_checked() {
 fn invalid_toml_and_unknown_keys_are_refused() {
     assert_eq!(
         refused("batch = 8", "batches = 8"),
-        "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `events`, `batch`, `batch_timeout_ms`, `window`, \
+        "run.toml:4: run.batches: unknown field `batches`, expected one of `name`, `replay`, `events`, `batch`, `batch_timeout_ms`, `window`, \
          `max_in_flight`, `traffic_shaping`, `timeout_ms`, `drain_timeout_ms`, `spin_us`, `listen`, `device`"
     );
-    assert!(refused("[output]", "[outputs]").starts_with("run.toml:25: unknown field `outputs`"));
-    assert!(refused("batch = 8", "batch = \"x\"").starts_with("run.toml:4: invalid type: string \"x\""));
-    assert!(refused("batch = 8\n", "").contains("missing field `batch`"));
+    assert!(refused("[output]", "[outputs]").starts_with("run.toml:25: outputs: unknown field `outputs`"));
+    assert!(
+        refused("batch = 8", "batch = \"x\"")
+            .starts_with("run.toml:4: run.batch: invalid type: string \"x\"")
+    );
+    assert!(refused("batch = 8\n", "").contains(" run: missing field `batch`"));
     assert!(refused("batch = 8", "batch = = 8").starts_with("run.toml:4: "));
-    assert!(refused("\"8MiB\"", "\"8MB\"").starts_with("run.toml:22: \"8MB\" is not a size"));
+    assert!(refused("\"8MiB\"", "\"8MB\"").starts_with("run.toml:22: card.memory: \"8MB\" is not a size"));
     let missing = ConfigFile::load(Path::new("/nonexistent/run.toml")).unwrap_err().to_string();
     assert!(missing.starts_with("/nonexistent/run.toml: cannot read: "), "{missing}");
 }
@@ -356,7 +359,7 @@ fn live_sources_are_checked() {
         ("rate_hz = 0.0", "readout.generator.rate_hz: 0 is out of range: must be 0.001 to 1e9"),
         ("missing = 1.5", "readout.generator.missing: 1.5 is out of range: must be 0 to 1"),
         ("arrival = \"sometimes\"", "readout.generator.arrival: unknown value \"sometimes\""),
-        ("colour = 1", "unknown field `colour`"),
+        ("colour = 1", "readout.generator.colour: unknown field `colour`"),
     ] {
         let found = refused("events = 5", &generator(keys));
         assert!(found.contains(error), "{found}");
@@ -459,7 +462,7 @@ fn a_standby_manager_is_configured_with_its_timeout() {
             "takeover_timeout_ms = 100",
             "recovery.takeover_timeout_ms: there is no standby manager to wait for",
         ),
-        ("standby = \"yes\"", "invalid type: string"),
+        ("standby = \"yes\"", "recovery.standby: invalid type: string"),
     ] {
         let found = refused("[output]", &format!("[recovery]\n{lines}\n[output]"));
         assert!(found.contains(error), "{found}");

@@ -6,6 +6,7 @@ use super::security::SecurityTable;
 use crate::core::Bytes;
 use millstream_card_abi::events::FUNCTION_ARGUMENTS;
 use serde::Deserialize;
+use serde_path_to_error::{Path as ErrorPath, Segment};
 use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::ops::RangeInclusive;
@@ -210,6 +211,16 @@ pub(super) struct Check {
     pub(super) max_corrupt: Option<Spanned<f64>>,
 }
 
+/// The field at a path, for example `run.batch`: without places in arrays, as other errors name it.
+fn field_at(path: &ErrorPath) -> String {
+    let keys = path.iter().filter_map(|segment| match segment {
+        // That of a value with its span.
+        Segment::Map { key } if !key.starts_with('$') => Some(key.as_str()),
+        _ => None,
+    });
+    keys.collect::<Vec<_>>().join(".")
+}
+
 impl ConfigFile {
     /// Reads a configuration.
     ///
@@ -232,12 +243,15 @@ impl ConfigFile {
     pub fn parse(path: &Path, text: &str) -> Result<ConfigFile, ConfigError> {
         let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1);
         let lines: Vec<usize> = std::iter::once(0).chain(breaks).collect();
-        let tables = toml::from_str(text).map_err(|error| ConfigError {
+        let refused = |field: String, error: &toml::de::Error| ConfigError {
             file: path.to_owned(),
             line: error.span().map(|span| line_at(&lines, span.start)),
-            field: String::new(),
+            field,
             problem: Box::new(Problem::Syntax(error.message().to_owned())),
-        })?;
+        };
+        let parsed = toml::Deserializer::parse(text).map_err(|error| refused(String::new(), &error))?;
+        let tables = serde_path_to_error::deserialize(parsed)
+            .map_err(|error| refused(field_at(error.path()), error.inner()))?;
         let config = ConfigFile { path: path.to_owned(), lines, tables, is_of_several_hosts: false };
         config.check_consistency()?;
         Ok(config)
