@@ -37,7 +37,8 @@ impl CaptureFile {
     fn open(path: &Path) -> io::Result<Self> {
         // Named pipes, which the call would wait for, cannot be truncated anyway.
         let mut options = File::options();
-        options.write(true).create(true).truncate(false).custom_flags(libc::O_NONBLOCK);
+        // Packets have keys of memory.
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NONBLOCK);
         CloseOnForkFd::open(|| options.open(path).map(Into::into)).map(Self)
     }
 }
@@ -297,7 +298,9 @@ mod tests {
             }
             let len = |suffix| {
                 let file = folder.join(format!("{stem}{suffix}{extension}"));
-                std::fs::metadata(file).unwrap().len() as usize
+                let metadata = std::fs::metadata(file).unwrap();
+                assert_eq!(metadata.mode() & 0o777, 0o600);
+                metadata.len() as usize
             };
             // File header, record headers, Ethernet, IPv4 and UDP headers, 40 bytes of packet.
             let of = |packets: usize| 24 + packets * (16 + 14 + 20 + 8 + 40);

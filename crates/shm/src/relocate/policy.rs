@@ -21,11 +21,38 @@ impl MovePolicy {
     /// The policy of this process. A forked child keeps it.
     pub(super) fn get() -> Self {
         static POLICY: OnceLock<MovePolicy> = OnceLock::new();
-        *fork::get_or_init(&POLICY, || match std::env::var("MILLSTREAM_MOVE").as_deref() {
-            Ok("0") => Self::Never,
-            Ok("always") => Self::Always,
-            Ok("register") => Self::AtRegistration,
-            _ => Self::OnceUsed,
+        *fork::get_or_init(&POLICY, || {
+            let Ok(text) = std::env::var("MILLSTREAM_MOVE") else { return Self::OnceUsed };
+            Self::parse(&text).unwrap_or_else(|| {
+                tracing::warn!(
+                    "MILLSTREAM_MOVE={text} is none of 0, used, register and always; used is taken"
+                );
+                Self::OnceUsed
+            })
         })
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "0" => Self::Never,
+            "used" => Self::OnceUsed,
+            "register" => Self::AtRegistration,
+            "always" => Self::Always,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MovePolicy;
+
+    #[test]
+    fn every_documented_word_is_a_policy_and_no_other() {
+        let words = ["0", "used", "register", "always"];
+        let policies: Vec<_> = words.into_iter().map(MovePolicy::parse).collect();
+        use MovePolicy::{Always, AtRegistration, Never, OnceUsed};
+        assert_eq!(policies, [Never, OnceUsed, AtRegistration, Always].map(Some));
+        assert_eq!(["", "1", "Register", "never"].map(MovePolicy::parse), [None; 4]);
     }
 }
