@@ -179,7 +179,10 @@ fn runs_are_commanded_from_a_terminal() {
 
 #[test]
 fn a_hang_up_ends_a_run_with_its_records() {
-    let mut control = RunControl::start();
+    // These tests may run below `nohup` themselves.
+    let mut program = Command::new("env");
+    program.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_millstream")]);
+    let mut control = RunControl::start_through(program, CONFIGURATION);
     control.succeeds(&["start"]);
     // The shell and the kernel send one each.
     control.signal(rustix::process::Signal::HUP);

@@ -88,8 +88,8 @@ fn work_raw(what: &str, file: &Path) -> Result<bool, Box<dyn Error>> {
         }
         let job = Job::decode(&buffer[..len])?;
         let mut reply = Reply { id: job.id, accepted: job.candidates };
-        if !file.exists() {
-            std::fs::write(file, "")?;
+        // Of both workers, one does.
+        if std::fs::File::create_new(file).is_ok() {
             match what {
                 "id" => reply.id += 1,
                 _ => reply.accepted = EventSet::of(job.events + 8),

@@ -160,4 +160,14 @@ impl Oracle {
         }
         totals
     }
+
+    /// Expected totals of the processed batches, of each as often as it was processed.
+    pub fn processed_totals_with_repeats(&self) -> Totals {
+        let mut totals = Totals::default();
+        for batch in self.batches.values() {
+            let times = self.processed.get(&batch.id).copied().unwrap_or_default();
+            (0..times).for_each(|_| totals += self.outcome(batch));
+        }
+        totals
+    }
 }
