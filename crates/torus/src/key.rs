@@ -144,16 +144,16 @@ mod tests {
 
     #[test]
     fn errors_name_the_file_or_the_variable_and_not_the_text() {
-        let file = std::env::temp_dir().join(format!("millstream-key-{}", std::process::id()));
+        let temporary = tempfile::Builder::new().prefix("millstream-key-").tempfile().unwrap();
+        let file = temporary.path().to_owned();
         let set_mode = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
         std::fs::write(&file, "secret\n").unwrap();
-        set_mode(0o600);
         let malformed = read(&file).unwrap_err().to_string();
         std::fs::write(&file, text(7)).unwrap();
         let key = read(&file);
         set_mode(0o640);
         let readable = read(&file).unwrap_err().to_string();
-        std::fs::remove_file(&file).unwrap();
+        temporary.close().unwrap();
         assert!(malformed.contains("millstream-key") && !malformed.contains("secret"), "{malformed}");
         assert!(matches!(key, Ok(7)));
         assert!(readable.contains("millstream-key") && readable.contains("mode 0640"), "{readable}");

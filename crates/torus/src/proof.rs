@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_rdma::Deadline;
-use millstream_rdma::connect::{self, ConnectError, ConnectErrorKind, Listener};
+use millstream_rdma::connect::{ConnectError, ConnectErrorKind, Listener};
 use millstream_torus_core::Direction;
 use ring::hmac::{self, HMAC_SHA256, Key};
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -152,7 +152,7 @@ pub(crate) fn connect(
     retry: Deadline,
 ) -> Result<TcpStream, ProofError> {
     loop {
-        let stream = connect::dial(address, deadline).map_err(ProofError::Connect)?;
+        let stream = millstream_rdma::connect::dial(address, deadline).map_err(ProofError::Connect)?;
         match dial(&stream, key, purpose, deadline) {
             Ok(()) => return Ok(stream),
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied || retry.passed() => {
@@ -205,6 +205,11 @@ pub(crate) fn accept<T>(
     Ok(admitted)
 }
 
+/// The other end of a connection, for messages.
+pub(crate) fn peer_address(stream: &TcpStream) -> String {
+    stream.peer_addr().map_or_else(|_| "(unconnected)".to_owned(), |peer| peer.to_string())
+}
+
 /// Connections whose other end has not proved yet that it knows the key. A thread each checks them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Strangers(Arc<Mutex<Waiting>>);
@@ -233,7 +238,7 @@ impl Strangers {
         admits: impl FnOnce(Purpose) -> Option<T> + Send + 'static,
         then: impl FnOnce(T, TcpStream) + Send + 'static,
     ) {
-        let address = stream.peer_addr().map_or_else(|_| "a peer".to_owned(), |peer| peer.to_string());
+        let address = peer_address(&stream);
         self.check(stream, key, admits, move |outcome| match outcome {
             Ok((admitted, stream)) => then(admitted, stream),
             Err(cause) => tracing::warn!("{address} is refused: {cause}"),

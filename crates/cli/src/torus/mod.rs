@@ -233,8 +233,8 @@ pub(crate) struct TorusJoinOptions {
 /// Other users read the arguments of a process, so they name a file.
 #[derive(Debug, Args)]
 struct RunKey {
-    /// File with the key of the run, 16 hexadecimal digits, which only this user can read; `-` is a line of standard input. By default
-    /// MILLSTREAM_TORUS_KEY. All processes of a run have the same key
+    /// File with the key of the run, 16 hexadecimal digits, which only this user can read; `-` is a line of standard input. By
+    /// default MILLSTREAM_TORUS_KEY. All processes of a run have the same key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 }

@@ -13,9 +13,9 @@ use millstream_report::{Replacement, eprint_line};
 use millstream_torus::OutsideHost;
 use millstream_torus::engine::OutsideAccess;
 use millstream_torus::key;
-use millstream_torus::seventh::GatewayOptions;
 use millstream_torus::seventh::directory::PublishedRegion;
 use millstream_torus::seventh::host::{ENV_GATEWAY, ENV_GATEWAY_KEY};
+use millstream_torus::seventh::{GatewayOptions, HostError};
 use millstream_torus_core::NodeNumber;
 
 /// Bytes that are in memory at once.
@@ -100,13 +100,9 @@ pub(super) fn run(
 ) -> Result<ExitCode, Box<dyn Error>> {
     let device = device.cloned().unwrap_or_else(DeviceSelector::from_environment);
     let gateway = options.gateway.clone().or_else(|| std::env::var(ENV_GATEWAY).ok());
-    let mut host = match gateway {
-        Some(address) => {
-            let key = key::find(options.key_file.as_deref(), "--key-file", ENV_GATEWAY_KEY)?;
-            OutsideHost::connect(&GatewayOptions { address, key, device })?
-        }
-        None => OutsideHost::from_environment(device)?,
-    };
+    let address = gateway.ok_or(HostError::Environment { name: ENV_GATEWAY })?;
+    let key = key::find(options.key_file.as_deref(), "--key-file", ENV_GATEWAY_KEY)?;
+    let mut host = OutsideHost::connect(&GatewayOptions { address, key, device })?;
     match &options.command {
         OutsideCommand::List { json } => return list(&mut host, *json),
         OutsideCommand::Get { place, length, output } => get(&mut host, place, *length, output.as_deref())?,

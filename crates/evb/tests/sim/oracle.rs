@@ -154,20 +154,17 @@ impl Oracle {
 
     /// Expected totals of the processed batches.
     pub fn processed_totals(&self) -> Totals {
-        let mut totals = Totals::default();
-        for batch in self.batches.values() {
-            totals += self.outcome(batch);
-        }
-        totals
+        self.totals_of(self.batches.values())
     }
 
     /// Expected totals of the processed batches, of each as often as it was processed.
     pub fn processed_totals_with_repeats(&self) -> Totals {
+        self.totals_of(self.processed.iter().flat_map(|(id, &times)| (0..times).map(|_| &self.batches[id])))
+    }
+
+    fn totals_of<'b>(&self, batches: impl Iterator<Item = &'b Batch>) -> Totals {
         let mut totals = Totals::default();
-        for batch in self.batches.values() {
-            let times = self.processed.get(&batch.id).copied().unwrap_or_default();
-            (0..times).for_each(|_| totals += self.outcome(batch));
-        }
+        batches.for_each(|batch| totals += self.outcome(batch));
         totals
     }
 }

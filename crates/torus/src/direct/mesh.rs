@@ -166,8 +166,7 @@ impl Arrivals<'_> {
 
 /// A node that knows the key, and breaks a rule.
 fn refuse(stream: &TcpStream, cause: &io::Error) {
-    let address = stream.peer_addr().map_or_else(|_| "a node".to_owned(), |peer| peer.to_string());
-    tracing::warn!("{address} is refused: {cause}");
+    tracing::warn!("{} is refused: {cause}", proof::peer_address(stream));
 }
 
 /// Connects to a node, or to the rendezvous.

@@ -161,7 +161,8 @@ impl Launcher {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
+
+    use tempfile::NamedTempFile;
 
     use super::*;
 
@@ -170,29 +171,16 @@ mod tests {
     }
 
     /// A file with a key, until it is dropped.
-    struct KeyFile(String);
-
-    impl KeyFile {
-        fn new(name: &str, key: u64) -> KeyFile {
-            let name = format!("millstream-arguments-{name}-{}", std::process::id());
-            let file = std::env::temp_dir().join(name);
-            let mut options = std::fs::OpenOptions::new();
-            let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&file);
-            opened.unwrap().write_all(key::text(key).as_bytes()).unwrap();
-            KeyFile(file.to_str().unwrap().to_owned())
-        }
-    }
-
-    impl Drop for KeyFile {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_file(&self.0);
-        }
+    fn key_file(key: u64) -> NamedTempFile {
+        let mut file = NamedTempFile::new().unwrap();
+        file.write_all(key::text(key).as_bytes()).unwrap();
+        file
     }
 
     #[test]
     fn the_words_of_a_launcher_become_options() {
-        let (run, seventh) = (KeyFile::new("run", 255), KeyFile::new("seventh", 10));
-        let (run, seventh) = (&run.0, &seventh.0);
+        let (run, seventh) = (key_file(255), key_file(10));
+        let (run, seventh) = (run.path().display(), seventh.path().display());
         let node = words(&format!("node --dimensions 2x3x4 --key-file {run} --node 5 --listen :1 --rejoin"));
         let node = ProcessArguments(&node).node().unwrap();
         assert_eq!((node.dimensions.to_string().as_str(), node.node.0, node.key), ("2x3x4", 5, 255));
@@ -213,14 +201,15 @@ mod tests {
 
     #[test]
     fn missing_and_invalid_words_are_named() {
-        let key = KeyFile::new("named", 1);
+        let key = key_file(1);
+        let key = key.path().display();
         let error = |text: &str| ProcessArguments(&words(text)).node().unwrap_err().to_string();
         assert_eq!(error("node --node 1"), "the option --dimensions is missing");
         assert_eq!(error("node --dimensions 2x1x1 --node 1"), "the option --key-file is missing");
         assert_eq!(error("node --dimensions 2x0 --node 1"), "--dimensions 2x0: not a valid value");
-        let seventh = format!("node --dimensions 2x1x1 --node 1 --key-file {} --seventh :76", key.0);
+        let seventh = format!("node --dimensions 2x1x1 --node 1 --key-file {key} --seventh :76");
         assert_eq!(error(&seventh), "the option --seventh-key-file is missing");
-        let supervisor = words(&format!("supervise --dimensions 2x1x1 --key-file {}", key.0));
+        let supervisor = words(&format!("supervise --dimensions 2x1x1 --key-file {key}"));
         let missing = ProcessArguments(&supervisor).supervisor().unwrap_err().to_string();
         assert_eq!(missing, "the option --period-factor is missing");
     }

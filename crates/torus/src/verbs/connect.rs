@@ -288,7 +288,7 @@ impl LinkConnector {
         }
         let mine = serde_json::to_vec(&Identity::new(&local, direction, self.slots, self.credits))
             .map_err(io::Error::from)?;
-        let address = stream.peer_addr().map_or_else(|_| "(unconnected)".to_owned(), |peer| peer.to_string());
+        let address = proof::peer_address(&stream);
         let failed = |cause| LinkError::Connect { direction, node, cause };
         let connected = prepared.connect(&mut stream, &mine, deadline).map_err(failed)?;
         let theirs: Identity = serde_json::from_slice(&connected.private_data)
