@@ -15,7 +15,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 const ASK_EVERY: Duration = Duration::from_secs(1);
 const UNANSWERED: u32 = 3;
 
-/// Interval of connection attempts while the peer does not listen.
+/// Interval of connection attempts while the peer does not listen or its host is unreachable.
 const RETRY: Duration = Duration::from_millis(20);
 /// Shortest timeout of a connection attempt; `connect_timeout` refuses zero.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -115,7 +115,8 @@ impl AsFd for Listener {
 }
 
 /// Connects to `address`, for example `node7:7471`. A name may have several addresses. Retries while one of them answers that
-/// no socket listens there.
+/// no socket listens there, or its host is unreachable: the kernel says so of a host on the same network that does not answer
+/// address resolution (`EHOSTUNREACH`), also for a moment after its link has returned. `ENETUNREACH` is an error at once.
 ///
 /// # Errors
 /// [`ConnectError`] if the address is invalid or cannot be reached before the deadline.
@@ -128,13 +129,15 @@ fn dial_one_of(
     addresses: &[SocketAddr],
     deadline: Deadline,
 ) -> Result<TcpStream, ConnectError> {
-    const DOING: &str = "waiting for it to listen";
+    const LISTENS: &str = "waiting for it to listen";
+    const ROUTE: &str = "waiting for a route to its host";
+    let mut doing = LISTENS;
     loop {
-        let (mut refused, mut timed_out, mut other) = (false, false, None);
+        let (mut refused, mut timed_out, mut unreachable, mut other) = (false, false, false, None);
         for (index, each) in addresses.iter().enumerate() {
             let left = deadline.remaining().unwrap_or(VERY_LONG);
             if left.is_zero() {
-                return Err(ConnectError::new(address, ConnectErrorKind::TimedOut { doing: DOING }));
+                return Err(ConnectError::new(address, ConnectErrorKind::TimedOut { doing }));
             }
             // An address that does not answer leaves the others their time.
             let share = left / (addresses.len() - index) as u32;
@@ -143,15 +146,23 @@ fn dial_one_of(
                     set_up(&stream).map_err(|cause| ConnectError::stream(address, "setting it up", cause))?;
                     return Ok(stream);
                 }
-                Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => refused = true,
-                Err(cause) if cause.kind() == io::ErrorKind::TimedOut => timed_out = true,
-                Err(cause) => other = Some(cause),
+                Err(cause) => match cause.kind() {
+                    io::ErrorKind::ConnectionRefused => refused = true,
+                    io::ErrorKind::TimedOut => timed_out = true,
+                    io::ErrorKind::HostUnreachable => unreachable = true,
+                    _ => other = Some(cause),
+                },
             }
         }
         match other {
-            // This host has no route to an address of the name, for example.
-            Some(cause) if !refused && !timed_out => return Err(ConnectError::stream(address, DOING, cause)),
-            _ if refused => std::thread::sleep(deadline.remaining().unwrap_or(RETRY).min(RETRY)),
+            // This host has no route to the network of an address, for example.
+            Some(cause) if !refused && !timed_out && !unreachable => {
+                return Err(ConnectError::stream(address, LISTENS, cause));
+            }
+            _ if refused || unreachable => {
+                doing = if refused { LISTENS } else { ROUTE };
+                std::thread::sleep(deadline.remaining().unwrap_or(RETRY).min(RETRY));
+            }
             _ => {}
         }
     }
@@ -287,7 +298,8 @@ mod tests {
 
     #[test]
     fn dial_waits_for_a_listener_at_one_of_several_addresses() {
-        let free = listen("127.0.0.1:0").unwrap().address();
+        // An address on which no other test listens.
+        let free = listen("127.0.0.2:0").unwrap().address();
         // No stream reaches the broadcast address.
         let unreachable = SocketAddr::from(([255; 4], 1));
         let dialled = std::thread::spawn(move || {
@@ -303,8 +315,41 @@ mod tests {
     }
 
     #[test]
+    fn dial_waits_for_a_route_to_a_host() {
+        std::thread::spawn(dial_without_a_route_at_first).join().unwrap();
+    }
+
+    /// On a thread of its own, which enters a network namespace.
+    fn dial_without_a_route_at_first() {
+        // SAFETY: changes the network namespace of this thread only.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            return println!("not run: network namespaces need root: {}", io::Error::last_os_error());
+        }
+        let ip = |words: &str| {
+            let done = std::process::Command::new("ip").args(words.split(' ')).status().unwrap();
+            assert!(done.success(), "ip {words}");
+        };
+        ip("link set lo up");
+        ip("route add unreachable 10.79.9.9/32");
+        let listener = listen("0.0.0.0:0").unwrap();
+        let address = format!("10.79.9.9:{}", listener.address().port());
+        let error = dial(&address, Deadline::after(Duration::from_millis(60))).unwrap_err();
+        assert!(matches!(error.kind, ConnectErrorKind::TimedOut { .. }), "{error}");
+        assert!(error.to_string().ends_with("waiting for a route to its host"), "{error}");
+        std::thread::scope(|scope| {
+            let dialled = scope.spawn(|| dial(&address, Deadline::after(Duration::from_secs(10))));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!dialled.is_finished());
+            ip("address add 10.79.9.9/32 dev lo");
+            listener.accept(Deadline::after(Duration::from_secs(10))).unwrap();
+            dialled.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
     fn dial_waits_for_a_listener_until_its_deadline() {
-        let free = listen("127.0.0.1:0").unwrap().address().to_string();
+        // An address on which no other test listens.
+        let free = listen("127.0.0.3:0").unwrap().address().to_string();
         let error = dial(&free, Deadline::after(Duration::from_millis(60))).unwrap_err();
         assert!(matches!(error.kind, ConnectErrorKind::TimedOut { .. }), "{error}");
         assert!(error.to_string().contains(&free));
