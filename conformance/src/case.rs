@@ -210,7 +210,7 @@ fn ready(
             Ok(server.wait_until(Instant::now() + time)?.is_none())
         }
         Ready::TcpListening => wait_until(server, || Ok(ports::has_listener(port))),
-        Ready::RdmacmListening => wait_until(server, || Ok(process::has_rdmacm_listener(port))),
+        Ready::RdmacmListening => wait_until(server, || process::has_rdmacm_listener(port)),
         Ready::Command(command) => wait_until(server, || {
             let end = start(command)?.wait_until(Instant::now() + GRACE)?;
             Ok(end.is_some_and(|status| status.success()))

@@ -131,9 +131,14 @@ fn descendants() -> io::Result<Vec<Pid>> {
 }
 
 /// Whether a process listens on the rdma_cm port: it holds a name as in docs/rdma-cm.md.
-pub(crate) fn has_rdmacm_listener(port: u16) -> bool {
-    let port = format!("/{port}/");
-    socket::listening_names("millstream/").iter().any(|name| name.contains("/cm/") && name.contains(&port))
+pub(crate) fn has_rdmacm_listener(port: u16) -> io::Result<bool> {
+    let port = port.to_string();
+    let names = socket::listening_names("millstream/")?;
+    // millstream/USER/cm/SPACE/PORT/ADDRESS
+    Ok(names.iter().any(|name| {
+        let parts: Vec<&str> = name.split('/').collect();
+        parts.get(2) == Some(&"cm") && parts.get(4) == Some(&port.as_str())
+    }))
 }
 
 #[cfg(test)]
@@ -144,6 +149,15 @@ pub(crate) mod tests {
 
     /// Serialises tests with child processes: one of them kills all children.
     pub(crate) static CHILDREN: Mutex<()> = Mutex::new(());
+
+    #[test]
+    fn a_listener_of_the_connection_manager_is_found_by_its_port() {
+        let port = u16::MAX;
+        let name = format!("millstream/0/cm/{:x}/{port}/127.0.0.1", std::process::id());
+        let _listener = socket::BoundSocket::bind(&name).unwrap().listen().unwrap();
+        assert!(has_rdmacm_listener(port).unwrap());
+        assert!(!has_rdmacm_listener(0).unwrap(), "the user is not the port");
+    }
 
     #[test]
     fn descendants_of_a_program_are_killed() {

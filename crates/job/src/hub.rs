@@ -17,6 +17,8 @@ use crate::proof::{self, Nonce};
 
 /// Connections that wait to be accepted, as those of the standard library.
 const BACKLOG: i32 = 128;
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Chooses the rank of a process.
 type Placement = Box<dyn Fn(&StartRequest) -> usize + Send + Sync>;
@@ -95,9 +97,19 @@ impl Hub {
         });
         let serving = Arc::clone(&shared);
         std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            let mut is_told = false;
+            for stream in listener.incoming() {
                 let shared = Arc::clone(&serving);
-                std::thread::spawn(move || shared.serve(stream));
+                let served = stream.and_then(|stream| {
+                    std::thread::Builder::new().spawn(move || shared.serve(stream)).map(drop)
+                });
+                // Descriptors, memory or threads ran out; there may be some again later.
+                if let Err(error) = served {
+                    if !std::mem::replace(&mut is_told, true) {
+                        eprintln!("rank 0 cannot accept a connection: {error}");
+                    }
+                    std::thread::sleep(PAUSE);
+                }
             }
         });
         Ok(Hub { shared, address, file, relay_key })
@@ -181,7 +193,7 @@ impl Shared {
             Peer::Process { number } => {
                 let relay = self.state().waiting.remove(&number);
                 if let Some((_, relay)) = relay {
-                    splice(relay, stream);
+                    splice(&relay, &stream);
                 }
             }
         }
@@ -242,18 +254,19 @@ impl Shared {
 }
 
 /// Copies both directions until both have ended.
-fn splice(one: TcpStream, other: TcpStream) {
-    let (Ok(mut from), Ok(mut to)) = (one.try_clone(), other.try_clone()) else { return };
-    let back = std::thread::spawn(move || copy(&mut from, &mut to));
-    let (mut from, mut to) = (other, one);
-    copy(&mut from, &mut to);
-    let _ = back.join();
+fn splice(one: &TcpStream, other: &TcpStream) {
+    std::thread::scope(|scope| {
+        // Without a thread, both ends see that the connection ends.
+        if std::thread::Builder::new().spawn_scoped(scope, || copy(one, other)).is_ok() {
+            copy(other, one);
+        }
+    });
 }
 
 /// Copies one direction; its end is passed on.
-fn copy(from: &mut TcpStream, to: &mut TcpStream) {
+fn copy(mut from: &TcpStream, mut to: &TcpStream) {
     // An error ends the direction as its end does.
-    let _ = io::copy(from, to);
+    let _ = io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);
 }
 

@@ -47,6 +47,8 @@ const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 const PAGES_PER_SECOND: u64 = 200_000_000;
 /// Interval at which a unit that was refused comes again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Time in which the kernel resolves the address of a host on the same network, or gives up; it takes 3 s.
+const ADDRESS_RESOLUTION: Duration = Duration::from_secs(5);
 /// Units of one run must have the same version.
 const VERSION: &str = concat!("millstream-evb ", env!("CARGO_PKG_VERSION"));
 /// Length of the prefix of each frame.
@@ -483,8 +485,17 @@ pub(super) fn connect_to_unit(
     let failed = |what: String| ProcessError::Startup { unit, what };
     let socket: SocketAddr =
         address.parse().map_err(|_| failed(format!("has the invalid address {address:?}")))?;
-    let left = deadline.remaining().unwrap_or(STARTUP_TIMEOUT).max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&socket, left);
+    let resolved = deadline.earlier(Deadline::after(ADDRESS_RESOLUTION));
+    let stream = loop {
+        let left = deadline.remaining().unwrap_or(STARTUP_TIMEOUT).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&socket, left) {
+            // The kernel also says so of a host whose link has just returned.
+            Err(cause) if cause.kind() == io::ErrorKind::HostUnreachable && !resolved.passed() => {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            connected => break connected,
+        }
+    };
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
     let stream = stream.map_err(|cause| failed(format!("cannot be reached at {address}: {cause}")))?;
     Ok(security.connect(stream, address, deadline)?)
