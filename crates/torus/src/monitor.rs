@@ -15,7 +15,8 @@ use millstream_torus_core::{Dimensions, Direction, NodeNumber};
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::health_page::HealthPage;
 use crate::node::socket_name;
-use crate::service::lines::{Lines, PROOF};
+use crate::proof::{Call, Purpose};
+use crate::service::lines::{Lines, PROOF, Refusal};
 use crate::service::{ToSupervisor, Who};
 
 /// Interval of attempts to reach a supervisor.
@@ -77,27 +78,33 @@ struct Supervisor {
     /// The result of an attempt that is under way.
     dialled: Option<Receiver<io::Result<Lines>>>,
     tried: Option<Instant>,
+    refusal: Refusal,
 }
 
 impl Supervisor {
     /// Connects without waiting: the host of a supervisor may have lost its power, and this one must show that it lives.
     /// Returns whether a connection is new.
-    fn connect(&mut self, key: u64) -> bool {
+    fn connect(&mut self, call: Call) -> bool {
         if self.lines.is_some() {
             return false;
         }
         if let Some(dialled) = &self.dialled {
             match dialled.try_recv() {
                 Err(TryRecvError::Empty) => return false,
-                result => self.lines = result.ok().and_then(Result::ok),
+                Err(TryRecvError::Disconnected) => {}
+                Ok(result) => {
+                    self.refusal.tell(&self.address, &result);
+                    self.lines = result.ok();
+                }
             }
             self.dialled = None;
         } else if self.tried.is_none_or(|at| at.elapsed() >= REDIAL) {
             self.tried = Some(Instant::now());
             let (sender, dialled) = mpsc::channel();
             let address = self.address.clone();
-            std::thread::spawn(move || sender.send(Lines::dial(&address, key, Who::Monitor, PROOF)));
-            self.dialled = Some(dialled);
+            let dial = move || sender.send(Lines::dial(&address, call, Who::Monitor, PROOF));
+            // Without a thread, it is tried again later.
+            self.dialled = std::thread::Builder::new().spawn(dial).is_ok().then_some(dialled);
         }
         self.lines.is_some()
     }
@@ -124,6 +131,7 @@ impl HostMonitor {
             lines: None,
             dialled: None,
             tried: None,
+            refusal: Refusal::default(),
         };
         HostMonitor {
             torus: options.dimensions,
@@ -213,8 +221,10 @@ impl HostMonitor {
 
     /// Connects to supervisors that are not connected. Returns whether there are new connections.
     fn connect(&mut self) -> bool {
-        let key = self.key;
-        self.supervisors.iter_mut().fold(false, |new, supervisor| new | supervisor.connect(key))
+        let call = |to| Call { key: self.key, purpose: Purpose::Report, to };
+        (0..)
+            .zip(&mut self.supervisors)
+            .fold(false, |new, (at, supervisor)| new | supervisor.connect(call(at)))
     }
 
     fn report(&mut self, page: HostReport) {

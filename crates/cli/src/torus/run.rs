@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
@@ -94,7 +94,8 @@ pub(super) fn run_with(
         eprint_line!("watch: millstream torus watch --supervisors {addresses} --key-file {file}");
     }
     if let Some((address, key)) = torus.gateway(NodeNumber(0)) {
-        let named = options.seventh_key_file.as_deref().filter(|file| *file != Path::new("-"));
+        // A pipe or standard input cannot be read again.
+        let named = options.seventh_key_file.as_deref().filter(|file| file.is_file());
         let file = named.map_or_else(|| files.path(key), |file| Ok(file.display().to_string()))?;
         eprint_line!("outside hosts: millstream torus outside --gateway {address} --key-file {file} list");
     }

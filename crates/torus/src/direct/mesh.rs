@@ -18,7 +18,7 @@ use super::DirectOptions;
 use super::message::MESSAGE_BYTES;
 use super::node::{Node, Peer, RECEIVE, RECEIVES, SENDS};
 use crate::memory::Memory;
-use crate::proof::{self, ProofError, Purpose, Strangers};
+use crate::proof::{self, Acceptor, Call, ProofError, Purpose, Strangers};
 
 /// Time for a node to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
@@ -78,6 +78,8 @@ pub struct Rendezvous {
     listener: Listener,
     torus: Dimensions,
     key: u64,
+    /// Nodes that have come, with their addresses.
+    arrived: HashMap<u16, (TcpStream, String)>,
 }
 
 impl Rendezvous {
@@ -87,7 +89,8 @@ impl Rendezvous {
     /// [`MeshError`] of the socket.
     pub fn listen(torus: Dimensions, key: u64) -> Result<Rendezvous, MeshError> {
         let failed = |cause| MeshError::Connect { what: "rendezvous of the mesh".to_owned(), cause };
-        Ok(Rendezvous { listener: listen("127.0.0.1:0").map_err(failed)?, torus, key })
+        let listener = listen("127.0.0.1:0").map_err(failed)?;
+        Ok(Rendezvous { listener, torus, key, arrived: HashMap::new() })
     }
 
     /// Its address.
@@ -96,27 +99,29 @@ impl Rendezvous {
         self.listener.address().to_string()
     }
 
-    /// Waits for all nodes, and gives them all addresses.
+    /// Waits for all nodes, and gives them all addresses. One that comes again takes its earlier place. Connections without
+    /// the key are ignored.
     ///
     /// # Errors
-    /// [`MeshError`] if a node does not come in time. Connections without the key are ignored.
-    pub fn run(&self, deadline: Deadline) -> Result<(), MeshError> {
-        let mut arrived: HashMap<u16, (TcpStream, String)> = HashMap::new();
-        let mut nodes = Arrivals::new(&self.listener, self.key, Purpose::Rendezvous);
-        while arrived.len() < self.torus.nodes() {
-            let missing = self.torus.all().find(|node| !arrived.contains_key(&node.0)).unwrap_or_default();
+    /// [`MeshError`] if a node does not come in time; another call waits on.
+    pub fn run(&mut self, deadline: Deadline) -> Result<(), MeshError> {
+        let acceptor = Acceptor { key: self.key, number: 0 };
+        let mut nodes = Arrivals::new(&self.listener, acceptor, Purpose::Rendezvous);
+        while self.arrived.len() < self.torus.nodes() {
+            let missing = self.torus.all().find(|node| !self.arrived.contains_key(&node.0));
+            let missing = missing.unwrap_or_default();
             let failed = |cause| MeshError::Connect { what: format!("waiting for {missing}"), cause };
             let stream = nodes.next(deadline).map_err(failed)?;
             match self.receive_arrival(&stream) {
                 Ok(arrival) => {
-                    arrived.insert(arrival.node, (stream, arrival.address));
+                    self.arrived.insert(arrival.node, (stream, arrival.address));
                 }
                 Err(cause) => refuse(&stream, &cause),
             }
         }
-        let addresses: Vec<&str> = self.torus.all().map(|node| arrived[&node.0].1.as_str()).collect();
+        let addresses: Vec<&str> = self.torus.all().map(|node| self.arrived[&node.0].1.as_str()).collect();
         let line = serde_json::to_string(&addresses).map_err(io::Error::from)? + "\n";
-        for (stream, _) in arrived.values_mut() {
+        for (stream, _) in self.arrived.values_mut() {
             stream.write_all(line.as_bytes())?;
         }
         Ok(())
@@ -124,7 +129,7 @@ impl Rendezvous {
 
     fn receive_arrival(&self, stream: &TcpStream) -> io::Result<Arrival> {
         stream.set_read_timeout(Some(HELLO))?;
-        let arrival: Arrival = read_line(stream)?;
+        let arrival: Arrival = read_line(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let known = self.torus.contains(NodeNumber(arrival.node));
         let same = arrival.dimensions == self.torus.to_string() && known;
         if same { Ok(arrival) } else { Err(io::Error::other("it has another shape or number")) }
@@ -134,7 +139,7 @@ impl Rendezvous {
 /// Connections of nodes that know the key. Others keep nobody waiting.
 struct Arrivals<'l> {
     listener: &'l Listener,
-    key: u64,
+    acceptor: Acceptor,
     purpose: Purpose,
     strangers: Strangers,
     sender: Sender<TcpStream>,
@@ -142,9 +147,9 @@ struct Arrivals<'l> {
 }
 
 impl Arrivals<'_> {
-    fn new(listener: &Listener, key: u64, purpose: Purpose) -> Arrivals<'_> {
+    fn new(listener: &Listener, acceptor: Acceptor, purpose: Purpose) -> Arrivals<'_> {
         let (sender, proved) = mpsc::channel();
-        Arrivals { listener, key, purpose, strangers: Strangers::default(), sender, proved }
+        Arrivals { listener, acceptor, purpose, strangers: Strangers::default(), sender, proved }
     }
 
     fn next(&mut self, deadline: Deadline) -> Result<TcpStream, ConnectError> {
@@ -155,7 +160,7 @@ impl Arrivals<'_> {
             self.strangers.wait_for_room();
             if let Some(stream) = proof::next(self.listener, deadline)? {
                 let sender = self.sender.clone();
-                self.strangers.accept(stream, self.key, self.purpose.only(), move |(), stream| {
+                self.strangers.accept(stream, self.acceptor, self.purpose.only(), move |(), stream| {
                     // Nobody waits for it after the deadline.
                     let _ = sender.send(stream);
                 });
@@ -170,14 +175,8 @@ fn refuse(stream: &TcpStream, cause: &io::Error) {
 }
 
 /// Connects to a node, or to the rendezvous.
-fn connect_to(
-    address: &str,
-    what: String,
-    options: &DirectOptions,
-    purpose: Purpose,
-    deadline: Deadline,
-) -> Result<TcpStream, MeshError> {
-    proof::connect(address, options.key, purpose, deadline, deadline).map_err(|error| match error {
+fn connect_to(address: &str, what: String, call: Call, deadline: Deadline) -> Result<TcpStream, MeshError> {
+    proof::connect(address, call, deadline, deadline).map_err(|error| match error {
         ProofError::Connect(cause) => MeshError::Connect { what, cause },
         ProofError::Proof(cause) => MeshError::Refused {
             who: address.to_owned(),
@@ -186,10 +185,11 @@ fn connect_to(
     })
 }
 
-fn read_line<T: serde::de::DeserializeOwned>(stream: &TcpStream) -> io::Result<T> {
+/// `Ok(None)` at the end of the stream.
+fn read_line<T: serde::de::DeserializeOwned>(stream: &TcpStream) -> io::Result<Option<T>> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
-    Ok(serde_json::from_str(&line)?)
+    if line.is_empty() { Ok(None) } else { Ok(Some(serde_json::from_str(&line)?)) }
 }
 
 /// Learns the addresses of all nodes.
@@ -199,13 +199,22 @@ fn exchange_addresses(
     deadline: Deadline,
 ) -> Result<Vec<String>, MeshError> {
     let what = "rendezvous of the mesh".to_owned();
-    let mut stream = connect_to(&options.rendezvous, what, options, Purpose::Rendezvous, deadline)?;
+    let call = Call { key: options.key, purpose: Purpose::Rendezvous, to: 0 };
+    let mut stream = connect_to(&options.rendezvous, what, call, deadline)?;
     let arrival =
         Arrival { dimensions: options.dimensions.to_string(), node: options.node.0, address: own.to_owned() };
     let line = serde_json::to_string(&arrival).map_err(io::Error::from)? + "\n";
     stream.write_all(line.as_bytes())?;
     stream.set_read_timeout(deadline.remaining().map(|left| left.max(Duration::from_millis(1))))?;
-    let addresses: Vec<String> = read_line(&stream)?;
+    let refused = |what: &str| MeshError::Refused { who: options.rendezvous.clone(), what: what.to_owned() };
+    let addresses: Vec<String> = match read_line(&stream) {
+        Ok(addresses) => addresses
+            .ok_or_else(|| refused("(the rendezvous of the mesh) has ended: not all nodes have come"))?,
+        Err(cause) if matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            return Err(refused("(the rendezvous of the mesh) still waits for other nodes"));
+        }
+        Err(cause) => return Err(cause.into()),
+    };
     if addresses.len() == options.dimensions.nodes() {
         return Ok(addresses);
     }
@@ -235,12 +244,14 @@ pub(super) fn connect(
     let mut node = Node::new(torus, options.node, device.clone(), queue, waiter)?;
     for lower in torus.all().take(options.node.index()) {
         let to = || format!("connecting {} with {lower}", options.node);
-        let mut stream = connect_to(&addresses[lower.index()], to(), options, Purpose::Mesh, deadline)?;
+        let call = Call { key: options.key, purpose: Purpose::Mesh, to: lower.0 };
+        let mut stream = connect_to(&addresses[lower.index()], to(), call, deadline)?;
         stream.write_all(&options.node.0.to_le_bytes())?;
         let peer = finish(&node, device, lower, stream, deadline).map_err(failed(to()));
         node.add(peer??);
     }
-    let mut nodes = Arrivals::new(&listener, options.key, Purpose::Mesh);
+    let acceptor = Acceptor { key: options.key, number: options.node.0 };
+    let mut nodes = Arrivals::new(&listener, acceptor, Purpose::Mesh);
     while node.peers_connected() < torus.nodes() - 1 {
         let mut stream = nodes.next(deadline).map_err(failed("waiting for nodes".to_owned()))?;
         match receive_hello(&mut stream, options).and_then(|higher| {

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use millstream_rdma::Deadline;
+use millstream_rdma::connect::ConnectErrorKind;
 use millstream_torus_core::Dimensions;
 
 use super::LaunchError;
@@ -14,7 +15,7 @@ use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE};
 use crate::direct::{ENV_KEY, ENV_RENDEZVOUS, MeshError, Rendezvous};
 use crate::key;
 
-/// How long the applications may take to connect.
+/// How long nodes wait for others. Then a line names one that has not come.
 const START: Duration = Duration::from_secs(90);
 
 /// Why a mesh did not end well.
@@ -41,11 +42,18 @@ pub fn run_direct(
     end: &AtomicBool,
 ) -> Result<(), DirectError> {
     let key = millstream_shm::random_u64();
-    let rendezvous = Rendezvous::listen(dimensions, key)?;
+    let mut rendezvous = Rendezvous::listen(dimensions, key)?;
     let address = rendezvous.address();
-    // Ends at its deadline if the programs do not use the fabric.
+    // Ends with this process if the programs do not use the fabric. They may also begin to use it late.
     std::thread::spawn(move || {
-        if let Err(error) = rendezvous.run(Deadline::after(START)) {
+        let mut outcome = rendezvous.run(Deadline::after(START));
+        if let Err(MeshError::Connect { what, cause }) = &outcome
+            && matches!(cause.kind, ConnectErrorKind::TimedOut { .. })
+        {
+            tracing::warn!("mesh: still {what}");
+            outcome = rendezvous.run(Deadline::NEVER);
+        }
+        if let Err(error) = outcome {
             tracing::warn!("{error}");
         }
     });

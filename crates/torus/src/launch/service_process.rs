@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::LaunchError;
 use super::child::spawn;
+use crate::proof::{Call, Purpose};
 use crate::service::lines::Lines;
 use crate::service::{FromSupervisor, TorusState, Who};
 
@@ -59,7 +60,8 @@ impl ServiceProcess {
 
     /// The state of the torus from a supervisor.
     pub(super) fn state(&self, key: u64) -> Option<TorusState> {
-        let mut lines = Lines::dial(self.address.as_ref()?, key, Who::Watcher, STATE).ok()?;
+        let call = Call { key, purpose: Purpose::Watcher, to: 0 };
+        let mut lines = Lines::dial(self.address.as_ref()?, call, Who::Watcher, STATE).ok()?;
         lines.set_read_timeout(Some(STATE)).ok()?;
         let messages: Vec<FromSupervisor> = lines.read().ok()?;
         messages.into_iter().find_map(|message| match message {

@@ -460,7 +460,7 @@ impl Node {
                     self.streams.push((direction, Arc::new(stream)));
                     self.state.link_connected(direction);
                 }
-                Outcome::Failed(_) => {}
+                Outcome::Failed(..) => {}
             }
         }
         for direction in Direction::ALL {

@@ -28,8 +28,8 @@ pub(super) enum Outcome {
     Accepted(Direction, TcpStream),
     /// A link is connected.
     Connected(Direction, u8, Box<Connected>),
-    /// It cannot be connected.
-    Failed(Direction),
+    /// It cannot be connected; with the reason if its other end refuses this one, or is another node.
+    Failed(Direction, Option<String>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,11 +39,13 @@ struct Attempt {
     connected_at: Option<Instant>,
     retry_at: Instant,
     back_off: Duration,
+    /// Whether a line has said that the other end refuses this one.
+    is_told: bool,
 }
 
 impl Attempt {
     fn new(now: Instant) -> Attempt {
-        Attempt { busy: false, connected_at: None, retry_at: now, back_off: FIRST_BACK_OFF }
+        Attempt { busy: false, connected_at: None, retry_at: now, back_off: FIRST_BACK_OFF, is_told: false }
     }
 
     fn fail(&mut self, now: Instant) {
@@ -103,13 +105,19 @@ impl Reconnector {
         match &outcome {
             Outcome::Accepted(..) => {}
             Outcome::Connected(direction, ..) => {
-                self.attempts[direction.index()].busy = false;
-                self.attempts[direction.index()].connected_at = Some(Instant::now());
+                let attempt = &mut self.attempts[direction.index()];
+                (attempt.busy, attempt.is_told) = (false, false);
+                attempt.connected_at = Some(Instant::now());
             }
-            Outcome::Failed(direction) => {
+            Outcome::Failed(direction, refusal) => {
                 let attempt = &mut self.attempts[direction.index()];
                 attempt.busy = false;
                 attempt.fail(Instant::now());
+                if let Some(reason) = refusal
+                    && !std::mem::replace(&mut attempt.is_told, true)
+                {
+                    tracing::warn!("{}: {reason}", self.connector.here);
+                }
             }
         }
         Some(outcome)
@@ -157,17 +165,24 @@ impl Reconnector {
         self.attempts[direction.index()].busy = true;
         let (connector, sender, wake) =
             (Arc::clone(&self.connector), self.sender.clone(), Arc::clone(&self.wake));
-        std::thread::spawn(move || {
+        let failed = sender.clone();
+        let begun = std::thread::Builder::new().spawn(move || {
             let outcome = match work(&connector) {
                 Ok(connected) => Outcome::Connected(direction, incarnation, Box::new(connected)),
                 Err(error) => {
                     tracing::debug!("{}: {error}", connector.here);
-                    Outcome::Failed(direction)
+                    let refusal = matches!(error, LinkError::Key { .. }).then(|| error.to_string());
+                    Outcome::Failed(direction, refusal)
                 }
             };
             let _ = sender.send(outcome);
             wake.signal();
         });
+        if let Err(error) = begun {
+            tracing::warn!("link {direction} is tried later: {error}");
+            let _ = failed.send(Outcome::Failed(direction, None));
+            self.wake.signal();
+        }
     }
 
     /// Accepts a connection. Its link is known when its other end has proved that it knows the key, without waiting here.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use millstream_shm::EventFd;
 use millstream_torus_core::NodeNumber;
 
-use crate::service::lines::{Lines, PROOF};
+use crate::proof::{Call, Purpose};
+use crate::service::lines::{Lines, PROOF, Refusal};
 use crate::service::{FromSupervisor, ToSupervisor, Who};
 
 const REDIAL: Duration = Duration::from_millis(200);
@@ -27,12 +28,12 @@ impl Service {
         let (sender, messages) = mpsc::channel();
         let mut writers = Vec::new();
         let who = Who::Node { node, incarnation: millstream_shm::random_u64() };
-        for address in addresses {
+        for (to, address) in (0..).zip(addresses) {
             let (outgoing, to_send) = mpsc::channel();
             writers.push(outgoing);
             let link = SupervisorLink {
                 address: address.clone(),
-                key,
+                call: Call { key, purpose: Purpose::Report, to },
                 who,
                 sender: sender.clone(),
                 wake: Arc::clone(&wake),
@@ -61,7 +62,7 @@ impl Service {
 
 struct SupervisorLink {
     address: String,
-    key: u64,
+    call: Call,
     who: Who,
     sender: Sender<FromSupervisor>,
     wake: Arc<EventFd>,
@@ -72,9 +73,12 @@ impl SupervisorLink {
     fn serve(self, to_send: &Receiver<ToSupervisor>) {
         // What a supervisor must know that begins later.
         let mut application = None;
+        let mut refusal = Refusal::default();
         loop {
             let closed = Arc::new(AtomicBool::new(false));
-            if let Some(mut lines) = self.dial(&closed)
+            let connected = self.dial(&closed);
+            refusal.tell(&self.address, &connected);
+            if let Ok(mut lines) = connected
                 && application.iter().all(|message| lines.send(message).is_ok())
                 && !forward(&mut lines, to_send, &closed, &mut application)
             {
@@ -84,11 +88,11 @@ impl SupervisorLink {
         }
     }
 
-    fn dial(&self, closed: &Arc<AtomicBool>) -> Option<Lines> {
-        let lines = Lines::dial(&self.address, self.key, self.who, PROOF).ok()?;
-        let mut reader = lines.writer().ok()?;
+    fn dial(&self, closed: &Arc<AtomicBool>) -> std::io::Result<Lines> {
+        let lines = Lines::dial(&self.address, self.call, self.who, PROOF)?;
+        let mut reader = lines.writer()?;
         let (sender, wake, closed) = (self.sender.clone(), Arc::clone(&self.wake), Arc::clone(closed));
-        std::thread::spawn(move || {
+        std::thread::Builder::new().spawn(move || {
             while let Ok(messages) = reader.read() {
                 for message in messages {
                     if sender.send(message).is_err() {
@@ -99,8 +103,8 @@ impl SupervisorLink {
             }
             // The writing thread notices and dials again.
             closed.store(true, Ordering::Relaxed);
-        });
-        Some(lines)
+        })?;
+        Ok(lines)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Lines of JSON over a TCP stream.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
 use millstream_rdma::Deadline;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{ToSupervisor, Who};
-use crate::proof::{self, Purpose};
+use crate::proof::{self, Call};
 
 /// Longest line. A state of 65,536 nodes fits.
 const MAX_LINE: usize = 32 << 20;
@@ -26,11 +26,42 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
 const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 
+/// Connects to the first address of a name that answers before the deadline. A host that is off does not.
+fn connect(address: &str, deadline: Deadline) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    for address in address.to_socket_addrs()? {
+        let left = deadline.remaining().unwrap_or(PROOF).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(cause) => last = cause,
+        }
+    }
+    Err(last)
+}
+
 /// A stream of lines.
 #[derive(Debug)]
 pub(crate) struct Lines {
     stream: TcpStream,
     buffer: Vec<u8>,
+}
+
+/// Tells once that a supervisor refuses this process, which goes on trying.
+#[derive(Debug, Default)]
+pub(crate) struct Refusal(bool);
+
+impl Refusal {
+    pub(crate) fn tell<T>(&mut self, address: &str, outcome: &io::Result<T>) {
+        match outcome {
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                if !std::mem::replace(&mut self.0, true) {
+                    tracing::warn!("supervisor at {address}: {cause}");
+                }
+            }
+            Err(_) => {}
+            Ok(_) => self.0 = false,
+        }
+    }
 }
 
 impl Lines {
@@ -46,9 +77,10 @@ impl Lines {
     }
 
     /// Connects to a supervisor, which proves within `limit` that it knows the run's key.
-    pub(crate) fn dial(address: &str, key: u64, who: Who, limit: Duration) -> io::Result<Lines> {
-        let mut lines = Lines::new(TcpStream::connect(address)?)?;
-        proof::dial(&lines.stream, key, Purpose::Supervisor, Deadline::after(limit))?;
+    pub(crate) fn dial(address: &str, call: Call, who: Who, limit: Duration) -> io::Result<Lines> {
+        let deadline = Deadline::after(limit);
+        let mut lines = Lines::new(connect(address, deadline)?)?;
+        proof::dial(&lines.stream, call, deadline)?;
         lines.send(&ToSupervisor::Hello { who })?;
         Ok(lines)
     }

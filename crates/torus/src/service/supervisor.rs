@@ -10,9 +10,9 @@ use millstream_health::{ObserverClock, Timers};
 use millstream_quantity::Instant;
 use millstream_torus_core::Dimensions;
 
-use super::lines::Lines;
+use super::lines::{Lines, Refusal};
 use super::{FromSupervisor, SupervisorCore, ToSupervisor, Who};
-use crate::proof::{Purpose, Strangers};
+use crate::proof::{Acceptor, Call, Purpose, Strangers};
 
 /// Looks at reports that are overdue, in a period of reports.
 const TICKS: u32 = 5;
@@ -80,7 +80,8 @@ pub fn run(options: &SupervisorOptions) -> io::Result<()> {
     let line = serde_json::json!({ "listening": listener.local_addr()?.to_string() });
     writeln!(io::stdout(), "{line}")?;
     let (sender, inputs) = mpsc::channel();
-    accept_all(listener, options.key, sender.clone());
+    let acceptor = Acceptor { key: options.key, number: options.lower.len() as u16 };
+    accept_all(listener, acceptor, sender.clone());
     for (at, address) in options.lower.iter().enumerate() {
         follow(at, address.clone(), options, sender.clone());
     }
@@ -93,7 +94,10 @@ pub fn run(options: &SupervisorOptions) -> io::Result<()> {
     Ok(())
 }
 
-fn accept_all(listener: TcpListener, key: u64, sender: Sender<Input>) {
+fn accept_all(listener: TcpListener, acceptor: Acceptor, sender: Sender<Input>) {
+    let admits = |purpose| {
+        matches!(purpose, Purpose::Report | Purpose::Supervisor | Purpose::Watcher).then_some(purpose)
+    };
     std::thread::spawn(move || {
         let strangers = Strangers::default();
         let mut number = 0;
@@ -103,8 +107,8 @@ fn accept_all(listener: TcpListener, key: u64, sender: Sender<Input>) {
                 Ok((stream, address)) => {
                     let sender = sender.clone();
                     number += 1;
-                    strangers.accept(stream, key, Purpose::Supervisor.only(), move |(), stream| {
-                        match receive_hello(stream) {
+                    strangers.accept(stream, acceptor, admits, move |purpose, stream| {
+                        match receive_hello(stream, purpose) {
                             Ok((lines, who, messages)) => read_all(number, lines, who, messages, &sender),
                             Err(cause) => tracing::warn!("{address} is refused: {cause}"),
                         }
@@ -120,8 +124,8 @@ fn accept_all(listener: TcpListener, key: u64, sender: Sender<Input>) {
     });
 }
 
-/// Reads who a client of this run is. Returns what it sent behind, too.
-fn receive_hello(stream: TcpStream) -> io::Result<(Lines, Who, Vec<ToSupervisor>)> {
+/// Reads who a client of this run is, which has proved its purpose. Returns what it sent behind, too.
+fn receive_hello(stream: TcpStream, purpose: Purpose) -> io::Result<(Lines, Who, Vec<ToSupervisor>)> {
     let mut lines = Lines::new(stream)?;
     lines.set_read_timeout(Some(HELLO))?;
     let mut messages = Vec::new();
@@ -131,6 +135,9 @@ fn receive_hello(stream: TcpStream) -> io::Result<(Lines, Who, Vec<ToSupervisor>
     let ToSupervisor::Hello { who } = messages.remove(0) else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not say who it is"));
     };
+    if (who == Who::Watcher) == (purpose == Purpose::Report) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not what it has proved to be"));
+    }
     lines.set_read_timeout(None)?;
     Ok((lines, who, messages))
 }
@@ -161,11 +168,13 @@ fn waits(error: &io::Error) -> bool {
 fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sender<Input>) {
     let report = Duration::from_millis(options.timers.report);
     let silence = options.timers.missed_reports * report;
-    let key = options.key;
+    let call = Call { key: options.key, purpose: Purpose::Supervisor, to: at as u16 };
     std::thread::spawn(move || {
+        let mut refusal = Refusal::default();
         loop {
-            let connected = Lines::dial(&address, key, Who::Watcher, silence)
+            let connected = Lines::dial(&address, call, Who::Watcher, silence)
                 .and_then(|lines| lines.set_read_timeout(Some(report)).map(|()| lines));
+            refusal.tell(&address, &connected);
             if let Ok(mut lines) = connected {
                 let (origin, mut clock) = (std::time::Instant::now(), ObserverClock::new(2 * report));
                 let mut heard = Duration::ZERO;
@@ -342,12 +351,13 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, inputs) = mpsc::channel();
-        accept_all(listener, 7, sender);
+        accept_all(listener, Acceptor { key: 7, number: 0 }, sender);
+        let call = |key| Call { key, purpose: Purpose::Watcher, to: 0 };
         let connect = || TcpStream::connect(address).unwrap();
         let silent: Vec<_> = (0..STRANGERS + 8).map(|_| connect()).collect();
-        let wrong = Lines::dial(&address.to_string(), 8, Who::Watcher, 10 * HELLO).unwrap_err();
+        let wrong = Lines::dial(&address.to_string(), call(8), Who::Watcher, 10 * HELLO).unwrap_err();
         assert_eq!(wrong.kind(), io::ErrorKind::PermissionDenied);
-        let right = Lines::dial(&address.to_string(), 7, Who::Watcher, 10 * HELLO).unwrap();
+        let right = Lines::dial(&address.to_string(), call(7), Who::Watcher, 10 * HELLO).unwrap();
         let input = inputs.recv_timeout(10 * HELLO).unwrap();
         assert!(matches!(input, Input::Connected(_, _, Who::Watcher)));
         silent.into_iter().for_each(await_end);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::lines::Lines;
 use super::{FromSupervisor, TorusState, Who};
+use crate::proof::{Call, Purpose};
 
 /// A supervisor that says nothing for so long is given up. Its heartbeat is far shorter.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -30,7 +31,8 @@ pub fn watch(
 }
 
 fn follow(address: &str, key: u64, show: &mut impl FnMut(&TorusState) -> ControlFlow<()>) -> io::Result<()> {
-    let mut lines = Lines::dial(address, key, Who::Watcher, SILENCE)?;
+    let call = Call { key, purpose: Purpose::Watcher, to: 0 };
+    let mut lines = Lines::dial(address, call, Who::Watcher, SILENCE)?;
     lines.set_read_timeout(Some(SILENCE))?;
     loop {
         for message in lines.read::<FromSupervisor>()? {

@@ -24,7 +24,7 @@ use super::handshake::{self, Status};
 use super::message::{FromGateway, MAX_COMMANDS, decode_command};
 use crate::control::{Command, CommandKind, Completion, STAGING};
 use crate::engine::{Engine, Event, Failure, Operation, Span};
-use crate::proof::{Purpose, Strangers};
+use crate::proof::{Acceptor, Purpose, Strangers};
 
 /// Hosts at one gateway.
 const MAX_HOSTS: usize = 16;
@@ -118,6 +118,9 @@ pub(crate) fn completions() -> u32 {
     2 * MAX_HOSTS as u32 * COMPLETIONS
 }
 
+/// A host that is admitted, or why it is not; `None` if a line has told that.
+type Admission = Result<(Channel, Place), Option<String>>;
+
 /// A node's seventh port.
 #[derive(Debug)]
 pub(crate) struct Gateway {
@@ -131,8 +134,8 @@ pub(crate) struct Gateway {
     next_host: u32,
     places: Arc<AtomicUsize>,
     strangers: Strangers,
-    sender: Sender<Result<(Channel, Place), String>>,
-    connected: Receiver<Result<(Channel, Place), String>>,
+    sender: Sender<Admission>,
+    connected: Receiver<Admission>,
     wake: Arc<EventFd>,
     operations: BTreeMap<u32, UnderWay>,
     next_operation: u32,
@@ -199,13 +202,15 @@ impl Gateway {
         let (sender, wake) = (self.sender.clone(), Arc::clone(&self.wake));
         let (device, queue) = (self.device.clone(), self.queue.clone());
         let identity = (self.torus, self.here);
-        self.strangers.check(stream, self.key, Purpose::SeventhPort.only(), move |proved| {
-            let connected = proved.map_err(|error| error.to_string()).and_then(|((), mut stream)| {
-                let place = admit(&mut stream, &places)?;
+        let acceptor = Acceptor { key: self.key, number: self.here.0 };
+        self.strangers.check(stream, acceptor, Purpose::SeventhPort.only(), move |proved| {
+            let connected = proved.ok_or(None).and_then(|((), mut stream)| {
+                let told = |reason: String| Some(format!("{address}: {reason}"));
+                let place = admit(&mut stream, &places).map_err(told)?;
                 let channel = handshake::finish(&device, &queue, connection, identity, stream);
-                Ok((channel.map_err(|error| error.to_string())?, place))
+                Ok((channel.map_err(|error| told(error.to_string()))?, place))
             });
-            let _ = sender.send(connected.map_err(|reason| format!("{address}: {reason}")));
+            let _ = sender.send(connected);
             wake.signal();
         });
     }
@@ -223,7 +228,9 @@ impl Gateway {
                 }
                 Err(reason) => {
                     self.counters.refused_hosts += 1;
-                    tracing::warn!("{}: a host was not admitted: {reason}", self.here);
+                    if let Some(reason) = reason {
+                        tracing::warn!("{}: a host was not admitted: {reason}", self.here);
+                    }
                 }
             }
         }

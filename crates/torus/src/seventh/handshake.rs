@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, PreparedChannel};
 use crate::control::STAGING;
-use crate::proof::{self, ProofError, Purpose};
+use crate::proof::{self, Call, ProofError, Purpose};
 
 const VERSION: u32 = 1;
 /// How long a host may take to say who it is.
@@ -163,15 +163,15 @@ pub(super) fn join(
     let io = |cause| HostError::Io { address: address(), cause };
     let refused = |reason| Err(HostError::Refused { address: address(), reason });
     let retry = Deadline::after(HELLO);
-    let mut stream =
-        match proof::connect(&options.address, options.key, Purpose::SeventhPort, deadline, retry) {
-            Ok(stream) => stream,
-            Err(ProofError::Connect(cause)) => return Err(connect(cause)),
-            Err(ProofError::Proof(cause)) if cause.kind() == io::ErrorKind::PermissionDenied => {
-                return refused("the key is not that of its seventh port");
-            }
-            Err(ProofError::Proof(cause)) => return Err(io(cause)),
-        };
+    let call = Call { key: options.key, purpose: Purpose::SeventhPort, to: 0 };
+    let mut stream = match proof::connect(&options.address, call, deadline, retry) {
+        Ok(stream) => stream,
+        Err(ProofError::Connect(cause)) => return Err(connect(cause)),
+        Err(ProofError::Proof(cause)) if cause.kind() == io::ErrorKind::PermissionDenied => {
+            return refused("the key is not that of its seventh port");
+        }
+        Err(ProofError::Proof(cause)) => return Err(io(cause)),
+    };
     let mut status = [0];
     stream.set_read_timeout(Some(HELLO)).map_err(io)?;
     stream.read_exact(&mut status).map_err(io)?;

@@ -14,7 +14,7 @@ use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 use super::handshake::{Identity, LocalEnd, Mismatch};
 use super::{KEEPALIVES, PLACES, RECEIVE, VerbsLinks, link_bits};
 use crate::engine::EngineOptions;
-use crate::proof::{self, ProofError, Purpose, Strangers};
+use crate::proof::{self, Acceptor, Call, ProofError, Purpose, Strangers};
 
 /// Why links cannot be connected.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum LinkError {
         /// The difference.
         cause: Mismatch,
     },
-    /// The other end and this one do not know the same key.
+    /// The other end and this one do not know the same key, or it is another node.
     #[error("link {direction} to {node} at {address}: {cause}")]
     Key {
         /// The direction.
@@ -140,7 +140,8 @@ impl LinkConnector {
     ) -> Result<Connected, LinkError> {
         let node = self.torus.neighbour(self.here, direction).unwrap_or_default();
         let failed = |cause| LinkError::Connect { direction, node, cause };
-        let proved = proof::connect(address, self.key, Purpose::Link(direction), deadline, deadline);
+        let call = Call { key: self.key, purpose: Purpose::Link(direction), to: node.0 };
+        let proved = proof::connect(address, call, deadline, deadline);
         let stream = proved.map_err(|error| match error {
             ProofError::Connect(cause) => failed(cause),
             ProofError::Proof(cause) => {
@@ -164,7 +165,8 @@ impl LinkConnector {
             Purpose::Link(theirs) if theirs.sign == Sign::Plus => Some(theirs),
             _ => None,
         };
-        strangers.accept(stream, self.key, admits, move |theirs, stream| {
+        let acceptor = Acceptor { key: self.key, number: here.0 };
+        strangers.accept(stream, acceptor, admits, move |theirs, stream| {
             let link = theirs.reversed();
             match torus.neighbour(here, link) {
                 Some(_) => then(link, stream),
@@ -193,13 +195,14 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<V
     let deadline = parts.deadline;
     for &(direction, node) in neighbours.iter().filter(|(direction, _)| direction.sign == Sign::Plus) {
         let address = parts.peers.get(node.index()).cloned().unwrap_or_default();
-        begin(&link, &done, move |link| link.dial(direction, &address, 0, deadline));
+        begin(&link, &done, move |link| link.dial(direction, &address, 0, deadline))?;
     }
     let mut waiting: Vec<_> =
         neighbours.iter().copied().filter(|(direction, _)| direction.sign == Sign::Minus).collect();
     let mut connected = Vec::new();
     while connected.len() < neighbours.len() {
         if let Some(&(direction, node)) = waiting.first() {
+            strangers.wait_for_room();
             let next = proof::next(parts.listener, deadline);
             if let Some(stream) = next.map_err(|cause| LinkError::Missing { direction, node, cause })? {
                 let proved = proved.clone();
@@ -215,7 +218,7 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<V
             // Nobody knows the key but the neighbours: this one dials for the second time.
             let Some(at) = waiting.iter().position(|&(other, _)| other == direction) else { continue };
             waiting.remove(at);
-            begin(&link, &done, move |link| link.finish(direction, stream, 0, deadline));
+            begin(&link, &done, move |link| link.finish(direction, stream, 0, deadline))?;
         }
         while let Ok(result) = results.try_recv() {
             connected.push(result?);
@@ -234,12 +237,13 @@ fn begin(
     link: &Arc<LinkConnector>,
     done: &mpsc::Sender<Result<Connected, LinkError>>,
     work: impl FnOnce(&LinkConnector) -> Result<Connected, LinkError> + Send + 'static,
-) {
+) -> io::Result<()> {
     let (link, done) = (Arc::clone(link), done.clone());
-    std::thread::spawn(move || {
+    let connect = move || {
         // Nobody waits for it after an error of another link.
         let _ = done.send(work(&link));
-    });
+    };
+    std::thread::Builder::new().spawn(connect).map(drop)
 }
 
 impl VerbsLinks {

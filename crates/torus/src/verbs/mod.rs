@@ -628,7 +628,7 @@ mod tests {
         let peers = listeners.each_ref().map(|listener| listener.address().to_string());
         let connect = || {
             let mut streams = peers.each_ref().map(|address| std::net::TcpStream::connect(address).unwrap());
-            streams.iter_mut().for_each(|stream| stream.write_all(b"mtorus2").unwrap());
+            streams.iter_mut().for_each(|stream| stream.write_all(b"mtorus3").unwrap());
             streams
         };
         let (_silent, mut named) = (connect(), connect());

@@ -462,15 +462,19 @@ enum Broken {
 /// Shows the gateway that this end knows the key, which it does not send.
 fn prove_key(stream: &mut TcpStream, key: u64) {
     let (purpose, own) = (17, [7; 32]);
-    stream.write_all(&[&b"mtorus2"[..], &[purpose], &own].concat()).expect("reads");
-    let mut answer = [0; 64];
+    stream.write_all(&[&b"mtorus3"[..], &[purpose], &own].concat()).expect("reads");
+    let mut answer = [0; 66];
     stream.read_exact(&mut answer).expect("answers");
+    let (number, answer) = answer.split_at(2);
     let (theirs, proof) = answer.split_at(32);
+    assert_eq!(number, [0xff; 2], "an outside host knows no node's number");
     let key = hmac::Key::new(hmac::HMAC_SHA256, &key.to_le_bytes());
-    let message = |label: &[u8]| [label, &[purpose], &own, theirs].concat();
+    let message = |label: &[u8]| [label, &[purpose], number, &own, theirs].concat();
     hmac::verify(&key, &message(b"millstream torus: accepts"), proof).expect("knows the key, too");
     let proof = hmac::sign(&key, &message(b"millstream torus: dials"));
     stream.write_all(proof.as_ref()).expect("reads");
+    let mut welcome = [0];
+    stream.read_exact(&mut welcome).expect("it is welcome");
 }
 
 /// Speaks to the gateway as a program of another origin would, and breaks a rule.
