@@ -102,6 +102,22 @@ fn torus_nodes_and_programs_are_on_the_ranks_of_mpirun() {
     assert_eq!(places, ["0 0 of 4", "1 1 of 4", "2 2 of 4", "0 3 of 4"]);
 }
 
+/// The rank that started the run names the failure; the others were not told that they lost it.
+#[test]
+fn a_torus_whose_program_fails_ends_on_all_ranks_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = format!("file:{}", folder.path().join("rank-0").display());
+    let torus = ["--device", "soft", "torus", "join", "--dimensions", "2x1x1"];
+    let start = |number| Running(rank(number, 2, &at, &torus).args(["--", "false"]).spawn().unwrap());
+    let mut ranks: Vec<_> = (0..2).map(start).collect();
+    let codes: Vec<_> = ranks.iter_mut().map(|rank| rank.ended().code()).collect();
+    let errors: Vec<_> = (ranks.iter_mut())
+        .map(|rank| std::io::read_to_string(rank.0.stderr.take().unwrap()).unwrap())
+        .collect();
+    assert_eq!(codes, [Some(1), Some(0)], "{errors:?}");
+    assert!(errors[0].contains("application") && !errors[1].contains("lost"), "{errors:?}");
+}
+
 /// Ranks of a script.
 fn start_ranks(ranks: usize, at: &str, words: &[&str]) -> Vec<Running> {
     (0..ranks).map(|number| Running(rank(number, ranks, at, words).spawn().unwrap())).collect()

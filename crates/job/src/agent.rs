@@ -5,7 +5,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,15 +57,24 @@ pub fn serve_beside_hub(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobErro
     let own = stream.local_addr().map_err(failed("address of"))?.ip();
     let reports = Arc::new(Mutex::new(stream.try_clone().map_err(failed("connection to"))?));
     let mut processes = Vec::new();
+    let streams: Arc<Mutex<Vec<Weak<TcpStream>>>> = Arc::default();
     let ended = loop {
         match Frame::receive(&mut stream) {
             Ok(Some(Frame::Start(number, seen, request))) => {
                 // This host's name may be a loopback address. Then rank 0 is here, too, and knows a better one.
                 let own = seen.filter(|_| own.is_loopback()).unwrap_or(own);
                 let (job, make, reports) = (job.clone(), Arc::clone(&make), Arc::clone(&reports));
+                let streams = Arc::clone(&streams);
                 processes.push(std::thread::spawn(move || match connect_process(&job, address, number) {
-                    // A relay that is gone gets no report.
-                    Ok(stream) => drop(run(&job, stream, &request, own, &*make)),
+                    Ok(stream) => {
+                        let stream = Arc::new(stream);
+                        let mut open = streams.lock().unwrap_or_else(PoisonError::into_inner);
+                        open.retain(|stream| stream.strong_count() > 0);
+                        open.push(Arc::downgrade(&stream));
+                        drop(open);
+                        // A relay that is gone gets no report.
+                        let _ = run(&job, &stream, &request, own, &*make);
+                    }
                     Err(error) => {
                         let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
                         // Without this connection, the hub tells the relay that the rank is lost.
@@ -78,7 +87,13 @@ pub fn serve_beside_hub(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobErro
             Ok(Some(_)) => {}
         }
     };
-    // The processes end with their connections.
+    // The processes end with their connections. The host of rank 0 may have closed none.
+    if ended.is_err() {
+        for stream in streams.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade)
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
     let deadline = Instant::now() + END;
     while processes.iter().any(|process| !process.is_finished()) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
@@ -93,7 +108,8 @@ fn connect(job: &Job, deadline: Instant) -> Result<(TcpStream, SocketAddr), JobE
             Rendezvous::Address { host, port } => (format!("{host}:{port}"), dial(host, *port)),
             Rendezvous::File(path) => (format!("file:{}", path.display()), dial_published(path)),
         };
-        let greeted = attempt.and_then(|(mut stream, address)| {
+        // Only a proof tells that the key is another one; a file or a firewall may deny access, too.
+        let greeted = attempt.map_err(io::Error::other).and_then(|(mut stream, address)| {
             greet(&mut stream, job.key.as_bytes(), &Peer::Agent { rank: job.rank })?;
             Ok((stream, address))
         });
@@ -156,7 +172,7 @@ fn connect_process(job: &Job, hub: SocketAddr, number: u64) -> io::Result<TcpStr
 /// Runs one process to its end.
 fn run(
     job: &Job,
-    mut stream: TcpStream,
+    mut stream: &TcpStream,
     request: &StartRequest,
     own: IpAddr,
     make: &MakeCommand,
@@ -198,7 +214,7 @@ pub(crate) fn ignore_signals() {
 }
 
 /// Connects the streams of a process with its relay. The end of the connection kills the process.
-fn attend(mut child: Child, stream: TcpStream) -> io::Result<()> {
+fn attend(mut child: Child, stream: &TcpStream) -> io::Result<()> {
     let sender = Arc::new(Mutex::new(stream.try_clone()?));
     // It is readable once the process has ended.
     let end = Arc::new(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);

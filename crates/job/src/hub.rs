@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
@@ -17,6 +18,8 @@ use crate::proof::{self, Nonce};
 
 /// Connections that wait to be accepted, as those of the standard library.
 const BACKLOG: i32 = 128;
+/// Connections at a time whose peer has not proved that it knows a key.
+const STRANGERS: usize = 256;
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -40,6 +43,8 @@ struct Shared {
     placement: Placement,
     state: Mutex<State>,
     changed: Condvar,
+    /// Connections without a proof.
+    strangers: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -47,6 +52,8 @@ struct State {
     agents: Vec<Option<TcpStream>>,
     /// Relays whose process has not connected, by number, with the rank of the process.
     waiting: HashMap<u64, (usize, TcpStream)>,
+    /// Processes that are connected with their relays, with their ranks.
+    running: Vec<(usize, Weak<TcpStream>)>,
     /// Address of this host as the first rank of another host sees it.
     seen: Option<IpAddr>,
 }
@@ -94,19 +101,17 @@ impl Hub {
             placement: Box::new(place),
             state: Mutex::new(state),
             changed: Condvar::new(),
+            strangers: AtomicUsize::new(0),
         });
         let serving = Arc::clone(&shared);
         std::thread::spawn(move || {
             let mut is_told = false;
             for stream in listener.incoming() {
-                let shared = Arc::clone(&serving);
-                let served = stream.and_then(|stream| {
-                    std::thread::Builder::new().spawn(move || shared.serve(stream)).map(drop)
-                });
+                let served = stream.and_then(|stream| Shared::begin(&serving, stream));
                 // Descriptors, memory or threads ran out; there may be some again later.
                 if let Err(error) = served {
                     if !std::mem::replace(&mut is_told, true) {
-                        eprintln!("rank 0 cannot accept a connection: {error}");
+                        eprintln!("rank 0 refuses connections: {error}");
                     }
                     std::thread::sleep(PAUSE);
                 }
@@ -181,20 +186,39 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Serves one connection on a thread of its own. One more than [`STRANGERS`] ends.
+    fn begin(shared: &Arc<Shared>, stream: TcpStream) -> io::Result<()> {
+        if shared.strangers.load(Ordering::Relaxed) >= STRANGERS {
+            return Err(io::Error::other(format!("{STRANGERS} others have not said who they are")));
+        }
+        shared.strangers.fetch_add(1, Ordering::Relaxed);
+        let serving = Arc::clone(shared);
+        let begun = std::thread::Builder::new().spawn(move || serving.serve(stream));
+        if begun.is_err() {
+            shared.strangers.fetch_sub(1, Ordering::Relaxed);
+        }
+        begun.map(drop)
+    }
+
     /// Serves one connection. One without a proof of the key is dropped.
     fn serve(&self, mut stream: TcpStream) {
         let key = |is_relay| if is_relay { &self.relay_key[..] } else { self.key.as_bytes() };
-        let Ok(peer) = proof::receive(&mut stream, key) else { return };
+        let peer = proof::receive(&mut stream, key);
+        self.strangers.fetch_sub(1, Ordering::Relaxed);
+        let Ok(peer) = peer else { return };
         match peer {
             Peer::Agent { rank } => self.agent(rank, stream),
             // Rank 0 starts relays on this host only.
             Peer::Relay(_) if !stream.peer_addr().is_ok_and(|peer| address_of(peer).is_loopback()) => {}
             Peer::Relay(request) => self.relay(&request, stream),
             Peer::Process { number } => {
-                let relay = self.state().waiting.remove(&number);
-                if let Some((_, relay)) = relay {
-                    splice(&relay, &stream);
-                }
+                let stream = Arc::new(stream);
+                let mut state = self.state();
+                let Some((rank, relay)) = state.waiting.remove(&number) else { return };
+                state.running.retain(|(_, process)| process.strong_count() > 0);
+                state.running.push((rank, Arc::downgrade(&stream)));
+                drop(state);
+                splice(&relay, &stream);
             }
         }
     }
@@ -231,6 +255,10 @@ impl Shared {
         state.agents[rank] = None;
         // Their processes will not connect.
         state.waiting.retain(|_, (of, relay)| *of != rank || relay.shutdown(Shutdown::Both).is_err());
+        // The host of the rank may have closed no connection.
+        for process in state.running.iter().filter(|(of, _)| *of == rank).filter_map(|(_, it)| it.upgrade()) {
+            let _ = process.shutdown(Shutdown::Both);
+        }
     }
 
     /// Requests the process of a relay from its rank.

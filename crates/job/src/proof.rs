@@ -10,9 +10,9 @@
 //! A proof is HMAC-SHA-256 (RFC 2104) with the key over a label, both nonces and, from the peer, who it is. The hub proves
 //! first, so a false hub gets no proof to search the key with. What follows on the stream is not protected.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ring::hmac::{self, HMAC_SHA256, Key, Tag};
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -21,12 +21,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::frame::{Frame, Peer, invalid};
 
-/// Time for each frame of the proofs.
+/// Time for the proofs of a connection.
 const ANSWER: Duration = Duration::from_secs(10);
-/// A peer that has been silent for so long is asked in this interval whether it lives.
+/// A peer that has been silent for so long is asked in this interval whether it lives, and is lost after so many questions.
 const SILENCE: Duration = Duration::from_secs(3);
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// A peer that acknowledges neither questions nor data for so long is lost.
+const ASK: u32 = 7;
+/// A peer of an agent that acknowledges neither questions nor data for so long is lost.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 const HUB: &[u8] = b"millstream job: hub";
 const PEER: &[u8] = b"millstream job: peer";
@@ -83,42 +84,75 @@ fn check(key: &[u8], label: &[u8], nonces: &Nonces, who: &[u8], proof: &[u8]) ->
 /// Sets up either end of a connection. A host that lost its power, or is cut off, closes no connection.
 fn set_up(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(ANSWER))?;
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, SILENCE)?;
     sockopt::set_tcp_keepintvl(stream, ASK_EVERY)?;
-    Ok(sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED.as_millis() as u32)?)
+    Ok(sockopt::set_tcp_keepcnt(stream, ASK)?)
+}
+
+/// Sets up either end of a connection after the proofs. For the kernel, a peer that does not read acknowledges nothing. That is
+/// usual for the output of a process, and never right for an agent, whose end ends its processes.
+fn finish(stream: &TcpStream, peer: &Peer) -> io::Result<()> {
+    stream.set_read_timeout(None)?;
+    if let Peer::Agent { .. } = peer {
+        sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED.as_millis() as u32)?;
+    }
+    Ok(())
+}
+
+/// A stream that is read until a deadline.
+struct Until<'s> {
+    stream: &'s TcpStream,
+    deadline: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let mut stream = self.stream;
+        stream.read(bytes)
+    }
+}
+
+/// The next frame before the deadline.
+fn next(stream: &TcpStream, deadline: Instant) -> io::Result<Option<Frame>> {
+    Frame::receive(&mut Until { stream, deadline })
 }
 
 /// Greets the hub of the key. An error of kind `PermissionDenied` means that the other side does not know the key.
 pub(crate) fn greet(stream: &mut TcpStream, key: &[u8], peer: &Peer) -> io::Result<()> {
-    let own = random()?;
+    let (own, deadline) = (random()?, Instant::now() + ANSWER);
     set_up(stream)?;
     Frame::Hello(Hello { nonce: own, is_relay: matches!(peer, Peer::Relay(_)) }).send(stream)?;
-    let Some(Frame::Challenge(Challenge { nonce, proof })) = Frame::receive(stream)? else {
+    let Some(Frame::Challenge(Challenge { nonce, proof })) = next(stream, deadline)? else {
         return Err(invalid("it does not answer as the hub of a job".to_owned()));
     };
     let nonces = [own, nonce];
     if !check(key, HUB, &nonces, &[], &proof) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it does not know the key of this job"));
     }
-    let peer = serde_json::to_string(peer)?;
-    let proof = prove(key, PEER, &nonces, peer.as_bytes()).as_ref().to_vec();
-    Frame::Answer(Answer { peer, proof }).send(stream)?;
-    stream.set_read_timeout(None)
+    let text = serde_json::to_string(peer)?;
+    let proof = prove(key, PEER, &nonces, text.as_bytes()).as_ref().to_vec();
+    Frame::Answer(Answer { peer: text, proof }).send(stream)?;
+    finish(stream, peer)
 }
 
 /// Receives a peer. `key` is the key of relays, or of ranks.
 pub(crate) fn receive<'k>(stream: &mut TcpStream, key: impl Fn(bool) -> &'k [u8]) -> io::Result<Peer> {
+    let deadline = Instant::now() + ANSWER;
     set_up(stream)?;
-    let Some(Frame::Hello(Hello { nonce, is_relay })) = Frame::receive(stream)? else {
+    let Some(Frame::Hello(Hello { nonce, is_relay })) = next(stream, deadline)? else {
         return Err(invalid("no hello".to_owned()));
     };
     let key = key(is_relay);
     let nonces = [nonce, random()?];
     let proof = prove(key, HUB, &nonces, &[]).as_ref().to_vec();
     Frame::Challenge(Challenge { nonce: nonces[1], proof }).send(stream)?;
-    let Some(Frame::Answer(Answer { peer, proof })) = Frame::receive(stream)? else {
+    let Some(Frame::Answer(Answer { peer, proof })) = next(stream, deadline)? else {
         return Err(invalid("no answer".to_owned()));
     };
     if !check(key, PEER, &nonces, peer.as_bytes(), &proof) {
@@ -128,7 +162,7 @@ pub(crate) fn receive<'k>(stream: &mut TcpStream, key: impl Fn(bool) -> &'k [u8]
     if matches!(peer, Peer::Relay(_)) != is_relay {
         return Err(invalid("the peer is not what its hello says".to_owned()));
     }
-    stream.set_read_timeout(None)?;
+    finish(stream, &peer)?;
     Ok(peer)
 }
 
@@ -155,6 +189,25 @@ mod tests {
         let (peer, hub) = meet(b"17.0.secret", b"17.0");
         assert_eq!(peer.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         assert!(hub.is_err());
+    }
+
+    /// An application may be stopped, or its reader, for as long as somebody likes.
+    #[test]
+    fn only_an_agent_is_lost_when_its_peer_does_not_read() {
+        let timeouts = |peer: Peer| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let hub = std::thread::spawn(move || {
+                let mut stream = listener.accept().unwrap().0;
+                receive(&mut stream, |_| b"key").unwrap();
+                sockopt::tcp_user_timeout(&stream).unwrap()
+            });
+            greet(&mut stream, b"key", &peer).unwrap();
+            assert_eq!(sockopt::tcp_keepcnt(&stream), Ok(ASK));
+            [sockopt::tcp_user_timeout(&stream).unwrap(), hub.join().unwrap()]
+        };
+        assert_eq!(timeouts(Peer::Process { number: 1 }), [0, 0]);
+        assert_eq!(timeouts(Peer::Agent { rank: 1 }), [10_000, 10_000]);
     }
 
     #[test]

@@ -43,9 +43,10 @@ pub(super) fn join(
     application.extend(relay.iter().cloned());
     application.push(APPLICATION.into());
     let launcher = run::launcher(&options.run, device, exe, relay)?;
-    let code = run::run_with(&options.run, &launcher, &application)?;
+    let code = run::run_with(&options.run, &launcher, &application);
+    // The other ranks end in order, also after a failure.
     hub.finish();
-    Ok(code)
+    code
 }
 
 /// The node of a process; none of a supervisor.
