@@ -10,6 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 from millstream import Card, streams
+from millstream.program import ProgramFailed
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -101,4 +102,12 @@ def test_the_example_of_sites(monkeypatch):
 
 @pytest.mark.parametrize("code", [block for block in README if "def test_" in block])
 def test_the_fixture_of_the_readme(code, soft_rdma):
-    run(code)["test_write_bandwidth"](soft_rdma)
+    for attempt in range(3):
+        try:
+            return run(code)["test_write_bandwidth"](soft_rdma)
+        except (AssertionError, ProgramFailed):
+            # perftest fails if other load disturbs its clock; the server's output is not shown.
+            if attempt == 2:
+                raise
+            soft_rdma.close()
+    return None

@@ -13,21 +13,29 @@ def port():
     return free_port()
 
 
+def measure(server, client, command, address, port):
+    """The output of perftest's client. perftest calibrates its clock after the measurement; if other load disturbs that, it
+    fails, and is run again."""
+    for attempt in range(3):
+        serving = server.popen(command, listens=port)
+        done = client.run([*command, address], check=False)
+        ended = serving.wait(timeout=60)
+        printed = f"{done.stdout}{done.stderr}{serving.stdout.read()}"
+        if (done.returncode, ended) == (0, 0):
+            return done.stdout
+        assert attempt < 2 and "Correlation coefficient r^2" in printed, printed
+    return None
+
+
 def test_write_bandwidth(soft_rdma, port):
-    command = ["ib_write_bw", "-n", 100, "-p", port]
-    server = soft_rdma.popen(command, listens=port)
-    done = soft_rdma.run([*command, "localhost"])
-    assert server.wait(timeout=30) == 0
-    assert "65536" in done.stdout
+    assert "65536" in measure(soft_rdma, soft_rdma, ["ib_write_bw", "-n", 100, "-p", port], "localhost", port)
 
 
 def test_packets_are_captured(soft_rdma_capture, port):
     command = ["ib_send_bw", "-n", 200, "-s", 64, "-p", port]
-    server = soft_rdma_capture.popen(command, listens=port)
-    soft_rdma_capture.run([*command, "localhost"])
-    assert server.wait(timeout=30) == 0
+    measure(soft_rdma_capture, soft_rdma_capture, command, "localhost", port)
     captures = soft_rdma_capture.captures()
-    assert len(captures) == 2
+    assert len(captures) % 2 == 0
     for capture in captures:
         shown = subprocess.run(
             ["tshark", "-r", capture, "-Y", "infiniband.bth.opcode == 4"], capture_output=True, text=True, check=True
@@ -37,10 +45,7 @@ def test_packets_are_captured(soft_rdma_capture, port):
 
 def test_two_hosts_with_loss(soft_rdma_hosts):
     hosts = soft_rdma_hosts(loss=0.01)
-    server = hosts.hosts[0].popen(["ib_write_bw", "-n", "200"], listens=18515)
-    done = hosts.hosts[1].run(["ib_write_bw", "-n", "200", hosts.addresses[0]])
-    assert server.wait(timeout=60) == 0
-    assert "65536" in done.stdout
+    assert "65536" in measure(*hosts.hosts, ["ib_write_bw", "-n", "200"], hosts.addresses[0], 18515)
 
 
 def test_a_program_that_is_missing(monkeypatch):

@@ -22,7 +22,9 @@ use running::Running;
 
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
 const TIMEOUT: Duration = Duration::from_secs(20);
-const LEASE: Duration = Duration::from_millis(800);
+/// The lease of a card that is cut off ends soon.
+const SHORT_LEASE: Duration = Duration::from_millis(800);
+const LONG_LEASE: Duration = Duration::from_secs(10);
 const MEGABYTE: usize = 1 << 20;
 
 /// Environment variable that makes this test program a node on the first host: the network's name.
@@ -87,9 +89,9 @@ fn connect(card: &Card) -> RemoteCard {
     RemoteCard::connect(&device, &card.address, RemoteOptions::default()).unwrap()
 }
 
-fn leased(card: &Card) -> RemoteCard {
+fn leased(card: &Card, lease: Duration) -> RemoteCard {
     let node = connect(card);
-    node.acquire(LEASE, TIMEOUT).unwrap();
+    node.acquire(lease, TIMEOUT).unwrap();
     node
 }
 
@@ -112,7 +114,7 @@ fn works() {
 fn works_on_a_node() {
     let Some(network) = network_around() else { return };
     let cards = [2, 3].map(|host| Card::serve(&network, host));
-    let [one, other] = [&cards[0], &cards[1]].map(leased);
+    let [one, other] = [&cards[0], &cards[1]].map(|card| leased(card, LONG_LEASE));
     let mine = pattern(3, 3 * MEGABYTE);
     one.write(100, &mine).unwrap();
     let mut back = vec![0; mine.len()];
@@ -142,7 +144,7 @@ fn works_on_a_node() {
     // The key of an ended lease is invalid for other hosts, too.
     let stale = copy_to(MemoryRange::new(0, 64), &other, 0);
     other.release().unwrap();
-    other.acquire(LEASE, TIMEOUT).unwrap();
+    other.acquire(LONG_LEASE, TIMEOUT).unwrap();
     let refused = one.run_dma(&[stale], TIMEOUT).unwrap_err();
     assert!(
         matches!(refused.kind, RemoteErrorKind::TransferFailed { cause: Cause::DmaRemoteAccess, .. }),
@@ -198,7 +200,7 @@ fn is_cut_on_a_node() {
     // third case the initiator continues. The link is cut when the kernel runs and the cards are connected: that can
     // take a second, where a host resolves an address anew after an earlier cut.
     for (doing, host) in [("kernel", 2), ("transfer", 2), ("copy", 3), ("copy out", 2)] {
-        let [one, other] = [&cards[0], &cards[1]].map(leased);
+        let [one, other] = [&cards[0], &cards[1]].map(|card| leased(card, SHORT_LEASE));
         let mut rung = 0;
         match doing {
             "kernel" => {
@@ -263,7 +265,7 @@ fn is_cut_on_a_node() {
             until(&network, host, &cut_off.address, |info| info["lease"]["clients"] == 1);
         }
         network.restore(host);
-        let again = leased(cut_off);
+        let again = leased(cut_off, LONG_LEASE);
         let mut bytes = vec![1; MEGABYTE];
         again.read(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0), "{doing}: the former holder's data");

@@ -16,6 +16,23 @@ fn wait_for_listener(port: &str) {
     assert!(ports::wait_for_listener(port, Duration::from_secs(20)), "nobody listens on port {port}");
 }
 
+/// Waits until a client is connected with the port.
+fn wait_for_connection(port: &str) {
+    let suffix = format!(":{:04X}", port.parse::<u16>().expect("a port"));
+    let is_connected = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        // Local address, remote address, state; 01 is ESTABLISHED.
+        fields.next().is_some_and(|local| local.ends_with(&suffix)) && fields.nth(1) == Some("01")
+    };
+    let has_connection =
+        |table: &&str| std::fs::read_to_string(table).is_ok_and(|text| text.lines().any(is_connected));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !["/proc/net/tcp", "/proc/net/tcp6"].iter().any(has_connection) {
+        assert!(Instant::now() < deadline, "nobody connects to port {port}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Runs server and client of a program. Returns the client's output.
 fn pair(program: &[&str]) -> String {
     let [_, client] = both(&format!("{program:?} (of perftest or ibverbs-utils)"), || {
@@ -143,6 +160,8 @@ fn the_other_side_of_a_killed_program_ends() {
         let mut server = start(&program);
         wait_for_listener(&port);
         let mut client = start(&[&program[..], &["localhost"]].concat());
+        wait_for_connection(&port);
+        // In the middle of the measurement, or before it begins.
         std::thread::sleep(Duration::from_secs(2));
         let began = Instant::now();
         let (mut killed, survivor) = if kill_server { (server, client) } else { (client, server) };

@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -107,20 +108,27 @@ fn a_port_has_one_owner() {
     server.kill().unwrap();
     server.wait().unwrap();
     // The port of a killed process is free.
-    let third = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
-    wait_for_listener(&port);
-    succeeds(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
-    finish(third).expect("it served");
+    both("rping", || {
+        let third = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
+        wait_for_listener(&port);
+        let client = finish(start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]));
+        [finish(third), client]
+    });
 }
 
 /// The other side of a killed program ends at once.
 #[test]
 fn the_other_side_of_a_killed_program_ends() {
     let port = free_port();
-    let server = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port]);
+    let server = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port, "-S", "4096"]);
     wait_for_listener(&port);
-    let mut client = start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-S", "4096"]);
-    std::thread::sleep(Duration::from_secs(1));
+    let mut client = start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-S", "4096", "-v"]);
+    let mut printed = BufReader::new(client.stdout.take().expect("piped"));
+    let mut line = String::new();
+    while !line.contains("ping data") {
+        line.clear();
+        assert!(printed.read_line(&mut line).expect("text") > 0, "the client ended early");
+    }
     let began = Instant::now();
     client.kill().unwrap();
     client.wait().unwrap();

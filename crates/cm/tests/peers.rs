@@ -75,13 +75,17 @@ fn connected() -> (Channel, u32, Child) {
 }
 
 fn peer_exits() {
-    let (server, id, mut peer) = connected();
-    peer.stdin.take().expect("piped").write_all(b"\n").expect("it reads");
-    assert_eq!(server.event(event::DISCONNECTED).uid, 3);
-    server.disconnect(id);
-    let began = Instant::now();
-    assert!(peer.wait().expect("our own child").success());
-    assert!(began.elapsed() < Duration::from_millis(900), "it waited though it was answered");
+    let exit = || {
+        let (server, id, mut peer) = connected();
+        peer.stdin.take().expect("piped").write_all(b"\n").expect("it reads");
+        assert_eq!(server.event(event::DISCONNECTED).uid, 3);
+        server.disconnect(id);
+        let began = Instant::now();
+        assert!(peer.wait().expect("our own child").success());
+        began.elapsed()
+    };
+    // It would wait for a second each time if it were not answered. A busy machine may delay one exit.
+    assert!((0..5).any(|_| exit() < Duration::from_millis(900)), "it waited though it was answered");
 }
 
 fn peer_is_killed() {

@@ -28,6 +28,9 @@ pub(crate) const GRACE: Duration = Duration::from_millis(300);
 /// Exit status of a card that ended as its lifetime says.
 pub(crate) const ENDED: i32 = 7;
 
+/// Time for an owner to claim a card that will have one.
+pub(crate) const CLAIM: Duration = Duration::from_secs(4);
+
 /// Kernels of a test card; kernel `i` is loaded into region `i`.
 const KERNELS: [&str; 4] = ["sum", "slow", "broken", "uninterruptible"];
 
@@ -61,14 +64,16 @@ pub(crate) fn card_main() {
     config.lifetime = match lifetime {
         "unbound" => Lifetime::Unbounded,
         "launcher" => Lifetime::Launcher(stdin()),
-        "owner" => Lifetime::Owner { claim_timeout: Duration::from_millis(500) },
+        "owner" => Lifetime::Owner { claim_timeout: CLAIM },
+        "nobody" => Lifetime::Owner { claim_timeout: Duration::from_millis(500) },
         other => panic!("lifetime {other:?}"),
     };
     let end = serve(config).expect("card");
     assert!(matches!(
         (lifetime, end),
         ("launcher", ExitReason::LauncherExited)
-            | ("owner", ExitReason::OwnerDisconnected | ExitReason::OwnerTimeout)
+            | ("owner", ExitReason::OwnerDisconnected)
+            | ("nobody", ExitReason::OwnerTimeout)
     ));
     std::process::exit(ENDED);
 }

@@ -202,8 +202,9 @@ fn a_holder_that_was_stopped_during_a_transfer_writes_into_no_other_lease() {
 fn a_lease_outlives_its_duration_while_its_holder_lives() {
     let card = NetworkCard::start();
     let (one, other) = (card.connect(), card.connect());
-    let held = one.acquire(Duration::from_millis(200), TIMEOUT).unwrap();
-    let refused = other.acquire(SECOND, Duration::from_millis(900)).unwrap_err();
+    // Its heartbeats come four times in it, on a busy machine, too.
+    let held = one.acquire(SECOND, TIMEOUT).unwrap();
+    let refused = other.acquire(SECOND, 4 * SECOND).unwrap_err();
     assert!(matches!(refused.kind, RemoteErrorKind::Leased { .. }), "{refused}");
     one.write(0, &[1]).unwrap();
     assert_eq!(one.held().unwrap().epoch, held.epoch);
@@ -211,7 +212,7 @@ fn a_lease_outlives_its_duration_while_its_holder_lives() {
 
 #[test]
 fn a_lease_outlives_its_duration_during_one_long_call() {
-    const DURATION: Duration = Duration::from_millis(300);
+    const DURATION: Duration = SECOND;
     let card = NetworkCard::start();
     let device = device();
     let one = RemoteCard::connect(&device, &card.address, RemoteOptions::default()).unwrap();

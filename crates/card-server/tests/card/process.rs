@@ -297,10 +297,10 @@ fn a_killed_card_is_noticed_by_all_who_wait() {
     let killed = Instant::now();
     process.child.kill().unwrap();
     assert!(is_ready(&liveness, TIMEOUT));
-    assert!(killed.elapsed() < Duration::from_secs(1));
+    assert!(killed.elapsed() < TIMEOUT / 2);
     let (outcome, noticed) = waiting.join().unwrap();
     assert!(matches!(outcome, Err(RingError::CardGone)), "{outcome:?}");
-    assert!(noticed - killed < Duration::from_secs(1));
+    assert!(noticed - killed < TIMEOUT / 2);
     assert!(!card.is_alive());
 
     // Memory and registers stay mapped, no new command is answered, and no call blocks.
@@ -345,13 +345,17 @@ fn an_idle_card_sleeps_and_sends_heartbeats() {
     std::thread::sleep(Duration::from_millis(50));
 
     let beats = || card.registers().heartbeat().load(Ordering::Relaxed);
-    let (cpu_before, beats_before) = (process.cpu_time(), beats());
-    std::thread::sleep(Duration::from_secs(2));
-    let cpu = process.cpu_time() - cpu_before;
-    let beaten = beats() - beats_before;
-    // Two seconds with a clock tick of 10 ms: 1 % is two ticks.
-    assert!(cpu <= Duration::from_millis(20), "idle card used {cpu:?}");
-    assert!((5..=40).contains(&beaten), "{beaten} beats in 2 s");
+    let measured: Vec<_> = std::iter::repeat_with(|| {
+        let (cpu_before, beats_before) = (process.cpu_time(), beats());
+        std::thread::sleep(Duration::from_secs(2));
+        (process.cpu_time() - cpu_before, beats() - beats_before)
+    })
+    .take(5)
+    // Two seconds with a clock tick of 10 ms: 1 % is two ticks. Other processes may disturb one measurement, not all.
+    .map(|(cpu, beaten)| (cpu <= Duration::from_millis(20) && (5..=40).contains(&beaten), cpu, beaten))
+    .take_while(|(is_idle, ..)| !is_idle)
+    .collect();
+    assert!(measured.len() < 5, "processor time and beats in 2 s: {measured:?}");
 
     // It wakes for the next command, long before its next heartbeat is due.
     let mut round_trips: Vec<Duration> = (0..20)
@@ -402,7 +406,7 @@ fn a_card_ends_with_its_owner() {
     // Also during a command.
     let mut ring = open_ring(&user, 8);
     ring.submit(&descriptor("slow", 60_000, 0)).unwrap();
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(CLAIM + Duration::from_millis(200));
     assert!(user.is_alive(), "an owned card outlives the time to claim it");
     drop(owner);
     assert_eq!(process.ended().code(), Some(ENDED));
@@ -416,7 +420,7 @@ fn a_card_ends_with_its_owner() {
 
 #[test]
 fn a_card_without_a_client_exits() {
-    let mut process = Process::start("unclaimed", "owner");
+    let mut process = Process::start("unclaimed", "nobody");
     drop(process.open());
     assert_eq!(process.ended().code(), Some(ENDED));
 }

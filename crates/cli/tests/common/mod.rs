@@ -4,7 +4,6 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_bench::tools::retry_clock_calibration;
 use millstream_shm::ports;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -47,13 +46,28 @@ pub(crate) fn finish(mut child: Child) -> Result<String, String> {
     if status.success() { Ok(text) } else { Err(format!("{status}\n{text}")) }
 }
 
-/// The output of server and client, which must both succeed.
+/// Output of programs that failed by their own faults, as in `conformance/*/cases.toml`.
+const FAULTS_OF_PROGRAMS: [&str; 4] = [
+    // perftest calibrates its clock after the measurement; other load disturbs it.
+    "Correlation coefficient r^2",
+    // rping closes the event channel while another thread still reads it.
+    "rdma_get_cm_event: Bad file descriptor",
+    // perftest's client asks for its second connection, or address, before the server listens for it.
+    "RDMA_CM_EVENT_REJECTED; error: 8.",
+    "RDMA_CM_EVENT_UNREACHABLE; error: 1.",
+];
+
+/// The output of server and client, which must both succeed. Three runs may fail by faults of the programs.
 pub(crate) fn both(what: &str, sides: impl Fn() -> [Result<String, String>; 2]) -> [String; 2] {
-    let ended = retry_clock_calibration(|| match sides() {
-        [Ok(server), Ok(client)] => Ok([server, client]),
-        ends => Err(format!("{what}: server and client: {ends:?}")),
-    });
-    ended.unwrap_or_else(|error| panic!("{error}"))
+    for runs in 1.. {
+        let ends = match sides() {
+            [Ok(server), Ok(client)] => return [server, client],
+            ends => format!("{ends:?}"),
+        };
+        let may_repeat = runs < 4 && FAULTS_OF_PROGRAMS.iter().any(|fault| ends.contains(fault));
+        assert!(may_repeat, "{what}: server and client: {ends}");
+    }
+    unreachable!("a run succeeds or panics")
 }
 
 /// A free TCP port, which is most likely free for the connection manager, too.

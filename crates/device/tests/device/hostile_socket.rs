@@ -159,7 +159,7 @@ fn a_client_that_reads_no_answers_does_not_block_the_server() {
     let start = Instant::now();
     // Its end waits for the requests of other tests in this process.
     let _friend = still_works(&mut victim);
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     assert!(is_over(&rude), "the device hangs up on it");
 }
 

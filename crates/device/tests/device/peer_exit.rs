@@ -166,7 +166,7 @@ fn a_child_does_not_keep_its_dead_parent_alive() {
     late.connect_to(number, &short);
     late.send(1, &[source.all()]);
     assert_eq!(late.sent(1)[0].status, WC_RETRY_EXC_ERR);
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     // SAFETY: the child that was started for this.
     unsafe { libc::kill(child as i32, libc::SIGKILL) };
 }

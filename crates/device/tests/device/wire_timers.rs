@@ -26,10 +26,14 @@ pub(crate) fn reset_timer() {
     qp.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, attr::STATE).expect("always allowed");
     // The sender would have asked for the acknowledgement after 4 ms.
     std::thread::sleep(Duration::from_millis(20));
-    let before = processor_time();
-    std::thread::sleep(Duration::from_millis(200));
-    let used = processor_time() - before;
-    assert!(used < Duration::from_millis(20), "{used:?} of processor time");
+    let used = || {
+        let before = processor_time();
+        std::thread::sleep(Duration::from_millis(200));
+        processor_time() - before
+    };
+    // The thread would be busy in all of them. Other processes may disturb one measurement.
+    let used: Vec<_> = (0..5).map(|_| used()).collect();
+    assert!(used.iter().any(|used| *used < Duration::from_millis(20)), "{used:?} of processor time");
 }
 
 #[test]

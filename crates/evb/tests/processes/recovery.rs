@@ -434,6 +434,9 @@ fn a_stopped_readout_unit_is_ended_and_the_run_goes_on() {
     assert_eq!(run.stored("out").len() as u64, EVENTS);
 }
 
+/// A rate at which a run is long enough for units to join again on a busy machine.
+pub(crate) const SLOW: u32 = 800;
+
 /// The restarted readout unit delivers to the end of the run; only events in between lack its sources.
 fn assert_joined_readout(run: &TestRun, summary: &RunSummary, lost: u16, joined: u16) {
     assert_eq!(summary.recovered, [Unit::Readout(RuIndex(lost))], "{summary}");
@@ -450,7 +453,8 @@ fn assert_joined_readout(run: &TestRun, summary: &RunSummary, lost: u16, joined:
 
 fn a_killed_readout_unit_joins_again() {
     for landing in ["host", "card"] {
-        let run = TestRun::new(&[landing, landing], 5000, "readout_loss = \"deliver\"\nrestarts = 1", "out");
+        let run = TestRun::new(&[landing, landing], 5000, "readout_loss = \"deliver\"\nrestarts = 1", "out")
+            .with_rate(SLOW);
         let (summary, outcome) = run.run(&readout(1), Signal::KILL, None);
         assert_joined_readout(&run, &summary, 1, 3);
         let report = outcome.readouts[3].as_ref().expect("the restarted unit reports");
@@ -468,7 +472,7 @@ fn a_stopped_readout_unit_joins_again() {
 }
 
 fn a_killed_builder_unit_joins_again() {
-    let run = TestRun::new(&["host", "host"], 5000, "restarts = 2", "out");
+    let run = TestRun::new(&["host", "host"], 5000, "restarts = 2", "out").with_rate(SLOW);
     let (summary, outcome) = run.run(&builder(1), Signal::KILL, None);
     assert_rebuilt(&summary, 1);
     assert_eq!(summary.joined, [Unit::Builder(BuIndex(3))], "{summary}");
@@ -479,7 +483,7 @@ fn a_killed_builder_unit_joins_again() {
 
 fn a_builder_unit_joins_again_with_a_new_card() {
     for victim in [RunProcess::Card("card1".to_owned()), builder(1)] {
-        let run = TestRun::new(&["card", "card"], 5000, "restarts = 1", "out");
+        let run = TestRun::new(&["card", "card"], 5000, "restarts = 1", "out").with_rate(SLOW);
         let (summary, outcome) = run.run(&victim, Signal::KILL, None);
         assert_rebuilt(&summary, 1);
         assert_eq!(summary.joined, [Unit::Builder(BuIndex(3))], "{summary}");

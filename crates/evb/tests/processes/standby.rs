@@ -1,7 +1,7 @@
 //! Runs whose manager is lost, with a standby manager.
 
 use crate::faults::pid;
-use crate::recovery::{EVENTS, TestRun, builder, readout};
+use crate::recovery::{EVENTS, SLOW, TestRun, builder, readout};
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use millstream_evb::process::RunOutcome;
@@ -189,7 +189,7 @@ fn the_losses_before_a_takeover_are_accounted_for() {
 
 fn a_unit_is_lost_and_joins_again_after_a_takeover() {
     let recovery = format!("{TAKES_OVER}\nrestarts = 1");
-    let test = TestRun::new(&["host", "host"], 5000, &recovery, "out");
+    let test = TestRun::new(&["host", "host"], 5000, &recovery, "out").with_rate(SLOW);
     let (summary, outcome, took_over) =
         run(&test, vec![(MANAGER, Signal::KILL, 0), (builder(1), Signal::KILL, 500)]);
     assert!(took_over && outcome.is_success(), "{summary}\n{outcome:#?}");

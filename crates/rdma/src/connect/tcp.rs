@@ -333,7 +333,7 @@ mod tests {
         ip("route add unreachable 10.79.9.9/32");
         let listener = listen("0.0.0.0:0").unwrap();
         let address = format!("10.79.9.9:{}", listener.address().port());
-        let error = dial(&address, Deadline::after(Duration::from_millis(60))).unwrap_err();
+        let error = dial(&address, Deadline::after(Duration::from_millis(500))).unwrap_err();
         assert!(matches!(error.kind, ConnectErrorKind::TimedOut { .. }), "{error}");
         assert!(error.to_string().ends_with("waiting for a route to its host"), "{error}");
         std::thread::scope(|scope| {

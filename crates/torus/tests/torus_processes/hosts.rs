@@ -36,8 +36,10 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 fn as_root(test: fn() -> TestResult) -> Result<(), Failed> {
-    if run("id", &["-u"]).stdout != b"0\n" {
-        println!("not run: network namespaces need root");
+    // Root in a container may not create them.
+    let tried = run("unshare", &["--net", "--mount", "ip", "link", "set", "lo", "up"]);
+    if !tried.status.success() {
+        println!("not run: network namespaces need root: {}", String::from_utf8_lossy(&tried.stderr));
         return Ok(());
     }
     test().map_err(|error| Failed::from(error.to_string()))

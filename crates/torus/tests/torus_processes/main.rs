@@ -13,7 +13,7 @@ mod supervisors;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -30,6 +30,8 @@ use millstream_torus_core::NodeNumber;
 
 /// Periods of monitors: many times the defaults, because other tests use the processors, too.
 const PERIOD_FACTOR: u64 = 4;
+/// Periods where nothing must be taken for a fault: a process may wait for a processor for half a second.
+const LONG_PERIODS: u64 = 12;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -62,9 +64,19 @@ fn main() -> ExitCode {
     }
 }
 
+/// Each has a loopback address of its own: while a process is started again, none of another torus takes its port.
 fn launcher(dimensions: &str) -> Launcher {
+    static LAUNCHERS: AtomicU32 = AtomicU32::new(0);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = format!("127.{high}.{low}.{}:0", 2 + LAUNCHERS.fetch_add(1, Ordering::Relaxed) % 250);
     let launcher = Launcher::new(dimensions.parse().expect("valid"), std::env::current_exe().expect("known"));
-    Launcher { device: Some("soft".to_owned()), period_factor: PERIOD_FACTOR, ..launcher }
+    Launcher {
+        device: Some("soft".to_owned()),
+        period_factor: PERIOD_FACTOR,
+        addresses: vec![address.clone(); launcher.dimensions.nodes()],
+        supervisor_address: Some(address),
+        ..launcher
+    }
 }
 
 fn application(name: &str) -> Vec<OsString> {
@@ -260,6 +272,17 @@ fn strike_while(
     })
 }
 
+/// The state as the acting supervisor tells it. One that does not answer in time is asked again.
+fn state(torus: &LaunchedTorus) -> millstream_torus::service::TorusState {
+    let start = Instant::now();
+    loop {
+        if let Some(state) = torus.state() {
+            return state;
+        }
+        assert!(start.elapsed() < LONG, "no supervisor answers");
+    }
+}
+
 fn await_state(
     torus: &LaunchedTorus,
     what: &str,
@@ -323,9 +346,9 @@ fn programs_that_poll_learn_of_the_loss() -> Result<(), LaunchError> {
 }
 
 fn a_killed_application_is_lost_and_its_node_forwards() -> Result<(), LaunchError> {
-    let mut torus = Launcher { supervisors: 1, ..launcher("3x1x1") }.launch()?;
+    let mut torus = Launcher { supervisors: 1, period_factor: LONG_PERIODS, ..launcher("3x1x1") }.launch()?;
     let script = format!(
-        "if test $MILLSTREAM_TORUS_RANK = 1; then exec timeout -s KILL 3 {0}; else exec {0}; fi",
+        "if test $MILLSTREAM_TORUS_RANK = 1; then exec timeout -s KILL 10 {0}; else exec {0}; fi",
         application("survive").join(std::ffi::OsStr::new(" ")).to_string_lossy()
     );
     let ended = torus.run_surviving(&["sh".into(), "-c".into(), script.into()], |_| {})?;
@@ -342,7 +365,7 @@ fn a_killed_application_is_lost_and_its_node_forwards() -> Result<(), LaunchErro
 
 /// A killed or stopped host monitor: the neighbours report it, and no packet is lost.
 fn a_silent_host_is_seen_by_its_neighbours() -> Result<(), LaunchError> {
-    let torus = Launcher { supervisors: 2, ..launcher("2x2x1") }.launch()?;
+    let torus = Launcher { supervisors: 2, period_factor: LONG_PERIODS, ..launcher("2x2x1") }.launch()?;
     let well = |state: &millstream_torus::service::TorusState| {
         state.nodes.iter().all(|row| row.state == NodeState::Ok)
     };

@@ -19,7 +19,7 @@ use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::{Direction, NodeNumber};
 use rustix::process::Signal;
 
-use super::{LONG, application, await_end, await_state, kill, launcher};
+use super::{LONG, LONG_PERIODS, application, await_end, await_state, kill, launcher, state};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let failed = |error: LaunchError| Failed::from(error.to_string());
@@ -173,7 +173,7 @@ fn an_application_attaches_right_behind_another() -> Result<(), LaunchError> {
 
 /// Processes of the same user connect to a node's socket and say nothing, or not a request: no link breaks meanwhile.
 fn silent_clients() -> Result<(), LaunchError> {
-    let mut torus = Launcher { supervisors: 2, ..launcher("2x2x1") }.launch()?;
+    let mut torus = Launcher { supervisors: 2, period_factor: LONG_PERIODS, ..launcher("2x2x1") }.launch()?;
     await_state(&torus, "all nodes are well", is_well);
     let socket = torus.socket(NodeNumber(0)).expect("exists");
     let connect = |_| Connection::open(socket, LONG).expect("a node process");
@@ -189,7 +189,7 @@ fn silent_clients() -> Result<(), LaunchError> {
     let silent: Vec<_> = (0..100).map(connect).collect();
     conforms(&mut torus)?;
     drop(silent);
-    let state = torus.state().expect("an acting supervisor");
+    let state = state(&torus);
     let faults = state.changes.iter().filter(|change| change.state != NodeState::Ok);
     assert_eq!((state.epoch, faults.count()), (0, 0), "{:?}", state.changes);
     torus.finish().map(drop)
@@ -204,7 +204,7 @@ fn await_stop(pid: u32) {
 
 /// Another process of the same user writes any values into the registers of node 1 while all nodes work.
 fn garbage_in_a_health_page() -> Result<(), LaunchError> {
-    let mut torus = Launcher { supervisors: 1, ..launcher("2x2x1") }.launch()?;
+    let mut torus = Launcher { supervisors: 1, period_factor: LONG_PERIODS, ..launcher("2x2x1") }.launch()?;
     await_state(&torus, "all nodes are well", is_well);
     let page = health_page(torus.socket(NodeNumber(1)).expect("exists"));
     let stop = Arc::new(AtomicBool::new(false));
@@ -225,7 +225,7 @@ fn garbage_in_a_health_page() -> Result<(), LaunchError> {
     for _ in 0..2 {
         conforms(&mut torus)?;
     }
-    let state = torus.state().expect("an acting supervisor");
+    let state = state(&torus);
     stop.store(true, Ordering::Relaxed);
     writer.join().expect("no panic");
     // One observer's word: whatever it says of itself and its neighbours, no route changes, and nobody else is blamed.
@@ -251,12 +251,12 @@ pub(crate) fn health_page(socket: &str) -> HealthPage {
 
 /// Monitors and supervisors beside the conformance suite: nobody is reported, and no route changes.
 fn no_fault_under_load() -> Result<(), LaunchError> {
-    let mut torus = Launcher { supervisors: 2, ..launcher("2x2x1") }.launch()?;
+    let mut torus = Launcher { supervisors: 2, period_factor: LONG_PERIODS, ..launcher("2x2x1") }.launch()?;
     await_state(&torus, "all nodes are well", is_well);
     for _ in 0..3 {
         conforms(&mut torus)?;
     }
-    let state = torus.state().expect("an acting supervisor");
+    let state = state(&torus);
     assert_eq!(state.epoch, 0, "{:?}", state.changes);
     let faults = state.changes.iter().filter(|change| change.state != NodeState::Ok);
     assert_eq!(faults.count(), 0, "{:?}", state.changes);
@@ -277,7 +277,7 @@ fn a_machine_that_stands_still() -> Result<(), LaunchError> {
     pids.iter().for_each(|&pid| kill(pid, Signal::CONT));
     conforms(&mut torus)?;
     await_state(&torus, "all nodes are well", is_well);
-    let state = torus.state().expect("an acting supervisor");
+    let state = state(&torus);
     assert_eq!((state.supervisor, state.epoch), (0, 0), "{:?}", state.changes);
     let faults = state.changes.iter().filter(|change| change.state != NodeState::Ok);
     assert_eq!(faults.count(), 0, "{:?}", state.changes);
@@ -314,10 +314,11 @@ fn a_clock_that_jumps() -> Result<(), Box<dyn std::error::Error>> {
     let (library, program) = (library.display(), usual.program.display());
     std::fs::write(&script, format!("#!/bin/sh\nexec env LD_PRELOAD={library} {program} \"$@\"\n"))?;
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
-    let mut torus = Launcher { program: script, supervisors: 2, ..usual }.launch()?;
+    let mut torus =
+        Launcher { program: script, supervisors: 2, period_factor: LONG_PERIODS, ..usual }.launch()?;
     await_state(&torus, "all nodes are well", is_well);
     conforms(&mut torus)?;
-    let state = torus.state().expect("an acting supervisor");
+    let state = state(&torus);
     assert!(
         state.epoch == 0 && state.changes.iter().all(|change| change.state == NodeState::Ok),
         "{state:?}"
