@@ -193,6 +193,29 @@ fn no_argument_list_and_no_socket_name_has_a_key() {
     assert!(!files.iter().any(|file| std::path::Path::new(file).exists()), "{files:?}");
 }
 
+/// A supervisor of many nodes has a connection for each.
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let script = "ulimit -Sn 64 && exec \"$0\" torus supervise --dimensions 1x1x1";
+    let mut run = Running(
+        Command::new("sh")
+            .args(["-c", script, env!("CARGO_BIN_EXE_millstream")])
+            .env("MILLSTREAM_TORUS_KEY", "0123456789abcdef")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("it starts"),
+    );
+    let mut line = String::new();
+    let output = run.0.stdout.take().expect("piped");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).expect("a line");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", run.0.id())).expect("it runs");
+    let limit = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+    let [soft, hard] = [3, 4].map(|at| limit.split_whitespace().nth(at).expect("a number").to_owned());
+    let hard = hard.parse().unwrap_or(u64::MAX);
+    assert_eq!(soft.parse(), Ok(hard.min(1 << 16)), "{limit}");
+}
+
 #[test]
 fn a_process_without_a_key_says_how_to_give_it_one() {
     for words in [&["node", "--dimensions", "1x1x1", "--node", "0"][..], &["watch", "--supervisors", ":1"]] {

@@ -18,8 +18,15 @@ use millstream_wire::{Opcode, Pkey, Psn, Qkey, Qpn, Repr, bth, deth};
 fn port() -> u16 {
     loop {
         let port = 10_000 + (random_u64() % 20_000) as u16;
-        if UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok() {
-            return port;
+        let in_use = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
+        let bound = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)) {
+            // The kernel may be without IPv6.
+            Err(error) if !in_use(&error) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)),
+            bound => bound,
+        };
+        match bound {
+            Ok(_) => return port,
+            Err(error) => assert!(in_use(&error), "port {port}: {error}"),
         }
     }
 }

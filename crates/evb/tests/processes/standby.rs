@@ -59,11 +59,23 @@ const TAKES_OVER: &str = "standby = true";
 
 /// Sends signals, each at its time after the first batches are done. The invariants hold and nothing is left.
 fn run(test: &TestRun, signals: Vec<(RunProcess, Signal, u64)>) -> (RunSummary, RunOutcome, bool) {
+    run_and(test, signals, &mut |_| {})
+}
+
+/// As [`run`]; `after` gets the processes when the standby manager has taken over.
+fn run_and(
+    test: &TestRun,
+    signals: Vec<(RunProcess, Signal, u64)>,
+    after: &mut dyn FnMut(&[(RunProcess, u32)]),
+) -> (RunSummary, RunOutcome, bool) {
     let mut processes = Vec::new();
     let (mut signals, mut took_over) = (Some(signals), false);
     let outcome = test.launch(&mut |event| match event {
         RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
-        RunEvent::TookOver { .. } => took_over = true,
+        RunEvent::TookOver { .. } => {
+            took_over = true;
+            after(&processes);
+        }
         RunEvent::Progress(sample) if sample.done.batches > 0 => {
             let Some(signals) = signals.take() else { return };
             let place = |victim: &RunProcess| {
@@ -93,7 +105,16 @@ fn run(test: &TestRun, signals: Vec<(RunProcess, Signal, u64)>) -> (RunSummary, 
 
 /// The manager's losses cost no event, and the run succeeds.
 fn assert_went_on(test: &TestRun, signals: Vec<(RunProcess, Signal, u64)>) -> RunOutcome {
-    let (summary, outcome, took_over) = run(test, signals);
+    assert_went_on_and(test, signals, &mut |_| {})
+}
+
+/// As [`assert_went_on`], with [`run_and`].
+fn assert_went_on_and(
+    test: &TestRun,
+    signals: Vec<(RunProcess, Signal, u64)>,
+    after: &mut dyn FnMut(&[(RunProcess, u32)]),
+) -> RunOutcome {
+    let (summary, outcome, took_over) = run_and(test, signals, after);
     assert!(took_over && outcome.is_success(), "{summary}\n{outcome:#?}");
     assert_eq!((summary.cause, summary.assigned_events), (StopCause::EndOfRun, Some(EVENTS)), "{summary}");
     assert_eq!(summary.recovered, [Unit::Manager], "{summary}");
@@ -115,7 +136,10 @@ fn a_standby_manager_takes_over_from_a_killed_one() {
 fn a_stopped_manager_is_replaced_and_changes_nothing_when_it_continues() {
     let test = TestRun::new(&["host", "host"], 1000, TAKES_OVER, "out");
     // The standby manager takes over after 1 s; the launcher kills the stopped one after another 1.7 s.
-    let outcome = assert_went_on(&test, vec![(MANAGER, Signal::STOP, 0), (MANAGER, Signal::CONT, 1800)]);
+    let outcome = assert_went_on_and(&test, vec![(MANAGER, Signal::STOP, 0)], &mut |processes| {
+        let manager = processes.iter().find(|(process, _)| *process == MANAGER).expect("it was started");
+        let _ = kill_process(pid(manager.1), Signal::CONT);
+    });
     let ended = outcome.failures.iter().find(|failure| failure.process == MANAGER);
     assert!(ended.is_some_and(|failure| failure.status.code().is_some()), "{outcome:#?}");
 }
