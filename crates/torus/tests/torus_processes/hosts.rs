@@ -14,7 +14,7 @@ use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 use rustix::process::Signal;
 
 use super::returning::is_well;
-use super::{application, await_end, await_state, kill, launcher};
+use super::{LONG_PERIODS, application, await_end, await_state, kill, launcher};
 
 type TestResult = Result<(), Box<dyn std::error::Error>>;
 
@@ -243,7 +243,9 @@ fn a_link_is_avoided_until_it_returns(test: &str, cut: fn(&Hosts), restore: fn(&
     let torus: Dimensions = "2x2x1".parse()?;
     let mut hosts = Hosts::new(test, torus);
     let folder = tempfile::tempdir()?;
-    let mut launched = supervised(&mut hosts, folder.path(), "2x2x1")?.launch()?;
+    let launcher = supervised(&mut hosts, folder.path(), "2x2x1")?;
+    // One change of routes at the cut, and one when the link is back, also on a busy machine.
+    let mut launched = Launcher { period_factor: LONG_PERIODS, ..launcher }.launch()?;
     await_state(&launched, "all nodes are well", is_well);
     launched.run(&application("conformance"))?;
     cut(&hosts);
