@@ -178,8 +178,8 @@ fn read(mut stream: &TcpStream, bytes: &mut [u8], deadline: Deadline) -> io::Res
     Ok(())
 }
 
-/// Proves the key at the end that dials. An error of kind `PermissionDenied` means that the other end does not know it, or has
-/// another number. Reads have no timeout afterwards.
+/// Proves the key at the end that dials. An error of kind `PermissionDenied` means that the other end does not know it, and
+/// `InvalidInput` that it does and has another number. Reads have no timeout afterwards.
 pub(crate) fn dial(mut stream: &TcpStream, call: Call, deadline: Deadline) -> io::Result<()> {
     let terms = Terms::new(call.key, call.purpose, call.to);
     let own = nonce()?;
@@ -189,16 +189,19 @@ pub(crate) fn dial(mut stream: &TcpStream, call: Call, deadline: Deadline) -> io
     let (number, rest) = answer.split_at(2);
     let (theirs, proof) = rest.split_at(NONCE_BYTES);
     let number = u16::from_le_bytes([number[0], number[1]]);
-    if number != terms.number {
-        let what = format!("it is number {number}, not {}", terms.number);
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
-    }
     let theirs: &Nonce = theirs.try_into().map_err(io::Error::other)?;
     let nonces = [&own, theirs];
-    terms.check(ACCEPTS, nonces, proof)?;
+    Terms { number, ..terms }.check(ACCEPTS, nonces, proof)?;
+    if number != terms.number {
+        let what = format!("it is number {number}, not {}", terms.number);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
     stream.write_all(terms.prove(DIALS, nonces).as_ref())?;
     let mut welcome = [0];
     read(stream, &mut welcome, deadline)?;
+    if welcome != [WELCOME] {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it sent {welcome:02x?}")));
+    }
     stream.set_read_timeout(None)
 }
 
@@ -223,12 +226,15 @@ pub(crate) fn connect(
         let stream = millstream_rdma::connect::dial(address, deadline).map_err(ProofError::Connect)?;
         match dial(&stream, call, deadline) {
             Ok(()) => return Ok(stream),
-            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied || retry.passed() => {
-                return Err(ProofError::Proof(cause));
-            }
+            Err(cause) if is_refusal(&cause) || retry.passed() => return Err(ProofError::Proof(cause)),
             Err(_) => std::thread::sleep(LOOK),
         }
     }
+}
+
+/// Whether another attempt would end alike: the other end does not know the key, or is another one.
+pub(crate) fn is_refusal(cause: &io::Error) -> bool {
+    matches!(cause.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput)
 }
 
 /// The next connection, if one comes at once, until the deadline.
@@ -355,7 +361,7 @@ impl Strangers {
         });
     }
 
-    /// As [`accept`](Self::accept); `then` also learns of a connection that was refused, which a line has told.
+    /// As [`accept`](Self::accept); `then` also learns of a connection that was refused. Lines tell of those.
     pub(crate) fn check<T>(
         &self,
         stream: TcpStream,

@@ -17,7 +17,7 @@ const ROUNDS: usize = 300;
 #[test]
 fn puts_race_with_the_end_of_their_region() {
     let dimensions: Dimensions = "2x1x1".parse().unwrap();
-    let mut rendezvous = Rendezvous::listen(dimensions, 1).unwrap();
+    let rendezvous = Rendezvous::listen(dimensions, 1).unwrap();
     let address = rendezvous.address();
     let connect = |node: u16| {
         let options =
@@ -68,7 +68,7 @@ fn puts_race_with_the_end_of_their_region() {
 #[test]
 fn connections_without_the_key_keep_no_node_of_a_mesh_waiting() {
     let dimensions: Dimensions = "2x1x1".parse().unwrap();
-    let mut rendezvous = Rendezvous::listen(dimensions, 1).unwrap();
+    let rendezvous = Rendezvous::listen(dimensions, 1).unwrap();
     let address = rendezvous.address();
     let _silent: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
     let connect = |node: u16, key| {

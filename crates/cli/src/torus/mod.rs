@@ -280,7 +280,7 @@ pub(crate) struct TorusNodeOptions {
     /// attached once the supervisors have taken the node back
     #[arg(long, requires = "supervisors")]
     rejoin: bool,
-    /// Supervisors, the lowest first; without any, the node does not watch its links
+    /// All supervisors, the lowest first; without any, the node does not watch its links
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     supervisors: Vec<String>,
     /// Multiply all monitoring periods
@@ -298,7 +298,7 @@ pub(crate) struct TorusMonitorOptions {
     node: u16,
     #[command(flatten)]
     key: RunKey,
-    /// Supervisors, the lowest first
+    /// All supervisors, the lowest first
     #[arg(long, required = true, value_name = "HOST:PORT", value_delimiter = ',')]
     supervisors: Vec<String>,
     /// Multiply all monitoring periods
@@ -316,7 +316,7 @@ pub(crate) struct TorusSuperviseOptions {
     /// Address for nodes, monitors and watchers
     #[arg(long, default_value = "127.0.0.1:0", value_name = "HOST:PORT")]
     listen: String,
-    /// Lower supervisors, the lowest first: this one acts only if none of them lives
+    /// All lower supervisors, the lowest first: this one acts only if none of them lives
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     lower: Vec<String>,
     /// Multiply all monitoring periods

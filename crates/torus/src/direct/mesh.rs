@@ -22,6 +22,8 @@ use crate::proof::{self, Acceptor, Call, ProofError, Purpose, Strangers};
 
 /// Time for a node to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
+/// Time after which a line names a node for which others wait.
+const PATIENCE: Duration = Duration::from_secs(90);
 /// Longest line at a rendezvous: the addresses of all nodes.
 const MAX_LINE: u64 = 4 << 20;
 
@@ -78,8 +80,6 @@ pub struct Rendezvous {
     listener: Listener,
     torus: Dimensions,
     key: u64,
-    /// Nodes that have come, with their addresses.
-    arrived: HashMap<u16, (TcpStream, String)>,
 }
 
 impl Rendezvous {
@@ -89,8 +89,7 @@ impl Rendezvous {
     /// [`MeshError`] of the socket.
     pub fn listen(torus: Dimensions, key: u64) -> Result<Rendezvous, MeshError> {
         let failed = |cause| MeshError::Connect { what: "rendezvous of the mesh".to_owned(), cause };
-        let listener = listen("127.0.0.1:0").map_err(failed)?;
-        Ok(Rendezvous { listener, torus, key, arrived: HashMap::new() })
+        Ok(Rendezvous { listener: listen("127.0.0.1:0").map_err(failed)?, torus, key })
     }
 
     /// Its address.
@@ -99,29 +98,39 @@ impl Rendezvous {
         self.listener.address().to_string()
     }
 
-    /// Waits for all nodes, and gives them all addresses. One that comes again takes its earlier place. Connections without
-    /// the key are ignored.
+    /// Waits for all nodes, and gives them all addresses. A line names one that others have waited for too long.
+    /// Connections without the key are ignored.
     ///
     /// # Errors
-    /// [`MeshError`] if a node does not come in time; another call waits on.
-    pub fn run(&mut self, deadline: Deadline) -> Result<(), MeshError> {
+    /// [`MeshError`] if a node does not come in time.
+    pub fn run(&self, deadline: Deadline) -> Result<(), MeshError> {
+        let mut arrived: HashMap<u16, (TcpStream, String)> = HashMap::new();
+        let mut patience = Deadline::after(PATIENCE);
         let acceptor = Acceptor { key: self.key, number: 0 };
         let mut nodes = Arrivals::new(&self.listener, acceptor, Purpose::Rendezvous);
-        while self.arrived.len() < self.torus.nodes() {
-            let missing = self.torus.all().find(|node| !self.arrived.contains_key(&node.0));
-            let missing = missing.unwrap_or_default();
+        while arrived.len() < self.torus.nodes() {
+            let missing = self.torus.all().find(|node| !arrived.contains_key(&node.0)).unwrap_or_default();
             let failed = |cause| MeshError::Connect { what: format!("waiting for {missing}"), cause };
-            let stream = nodes.next(deadline).map_err(failed)?;
+            let stream = match nodes.next(deadline.earlier(patience)) {
+                Err(_) if patience.passed() && !deadline.passed() => {
+                    tracing::warn!("mesh: still waiting for {missing}");
+                    patience = Deadline::NEVER;
+                    continue;
+                }
+                next => next.map_err(failed)?,
+            };
+            // Others may have given up meanwhile.
+            arrived.retain(|_, (stream, _)| is_open(stream));
             match self.receive_arrival(&stream) {
                 Ok(arrival) => {
-                    self.arrived.insert(arrival.node, (stream, arrival.address));
+                    arrived.insert(arrival.node, (stream, arrival.address));
                 }
                 Err(cause) => refuse(&stream, &cause),
             }
         }
-        let addresses: Vec<&str> = self.torus.all().map(|node| self.arrived[&node.0].1.as_str()).collect();
+        let addresses: Vec<&str> = self.torus.all().map(|node| arrived[&node.0].1.as_str()).collect();
         let line = serde_json::to_string(&addresses).map_err(io::Error::from)? + "\n";
-        for (stream, _) in self.arrived.values_mut() {
+        for (stream, _) in arrived.values_mut() {
             stream.write_all(line.as_bytes())?;
         }
         Ok(())
@@ -169,6 +178,14 @@ impl Arrivals<'_> {
     }
 }
 
+/// Whether the other end, which has nothing more to say, still waits.
+fn is_open(stream: &TcpStream) -> bool {
+    let waits = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
+    stream.set_nonblocking(true).is_ok()
+        && stream.peek(&mut [0]).is_err_and(waits)
+        && stream.set_nonblocking(false).is_ok()
+}
+
 /// A node that knows the key, and breaks a rule.
 fn refuse(stream: &TcpStream, cause: &io::Error) {
     tracing::warn!("{} is refused: {cause}", proof::peer_address(stream));
@@ -178,6 +195,9 @@ fn refuse(stream: &TcpStream, cause: &io::Error) {
 fn connect_to(address: &str, what: String, call: Call, deadline: Deadline) -> Result<TcpStream, MeshError> {
     proof::connect(address, call, deadline, deadline).map_err(|error| match error {
         ProofError::Connect(cause) => MeshError::Connect { what, cause },
+        ProofError::Proof(cause) if !proof::is_refusal(&cause) => {
+            MeshError::Connect { what, cause: ConnectError::stream(address, "waiting for its proof", cause) }
+        }
         ProofError::Proof(cause) => MeshError::Refused {
             who: address.to_owned(),
             what: format!("did not prove the run's key: {cause}"),

@@ -19,6 +19,7 @@ pub(super) struct Applications {
 impl Applications {
     pub(super) fn start(&mut self, node: NodeNumber, mut command: Command) -> Result<(), LaunchError> {
         let program = command.get_program().to_owned();
+        millstream_shm::descriptors::restore_limit(&mut command);
         let child = command.spawn().map_err(|cause| LaunchError::Start { program, cause })?;
         self.running.push((node, child));
         Ok(())

@@ -18,6 +18,7 @@ const END: Duration = Duration::from_secs(5);
 pub(super) fn spawn(mut command: Command, keys: &[u64]) -> Result<Child, LaunchError> {
     let program = command.get_program().to_owned();
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    millstream_shm::descriptors::restore_limit(&mut command);
     let mut process = command.spawn().map_err(|cause| LaunchError::Start { program, cause })?;
     let lines: String = keys.iter().map(|&key| key::text(key) + "\n").collect();
     if let Some(input) = &mut process.stdin {

@@ -3,10 +3,8 @@
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use millstream_rdma::Deadline;
-use millstream_rdma::connect::ConnectErrorKind;
 use millstream_torus_core::Dimensions;
 
 use super::LaunchError;
@@ -14,9 +12,6 @@ use super::applications::Applications;
 use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE};
 use crate::direct::{ENV_KEY, ENV_RENDEZVOUS, MeshError, Rendezvous};
 use crate::key;
-
-/// How long nodes wait for others. Then a line names one that has not come.
-const START: Duration = Duration::from_secs(90);
 
 /// Why a mesh did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -42,18 +37,11 @@ pub fn run_direct(
     end: &AtomicBool,
 ) -> Result<(), DirectError> {
     let key = millstream_shm::random_u64();
-    let mut rendezvous = Rendezvous::listen(dimensions, key)?;
+    let rendezvous = Rendezvous::listen(dimensions, key)?;
     let address = rendezvous.address();
     // Ends with this process if the programs do not use the fabric. They may also begin to use it late.
     std::thread::spawn(move || {
-        let mut outcome = rendezvous.run(Deadline::after(START));
-        if let Err(MeshError::Connect { what, cause }) = &outcome
-            && matches!(cause.kind, ConnectErrorKind::TimedOut { .. })
-        {
-            tracing::warn!("mesh: still {what}");
-            outcome = rendezvous.run(Deadline::NEVER);
-        }
-        if let Err(error) = outcome {
+        if let Err(error) = rendezvous.run(Deadline::NEVER) {
             tracing::warn!("{error}");
         }
     });

@@ -29,9 +29,11 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 /// Connects to the first address of a name that answers before the deadline. A host that is off does not.
 fn connect(address: &str, deadline: Deadline) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
-    for address in address.to_socket_addrs()? {
-        let left = deadline.remaining().unwrap_or(PROOF).max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(&address, left) {
+    let addresses: Vec<_> = address.to_socket_addrs()?.collect();
+    for (index, address) in addresses.iter().enumerate() {
+        // One that does not answer leaves the others their time.
+        let share = deadline.remaining().unwrap_or(PROOF) / (addresses.len() - index) as u32;
+        match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
             Ok(stream) => return Ok(stream),
             Err(cause) => last = cause,
         }
@@ -53,7 +55,7 @@ pub(crate) struct Refusal(bool);
 impl Refusal {
     pub(crate) fn tell<T>(&mut self, address: &str, outcome: &io::Result<T>) {
         match outcome {
-            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+            Err(cause) if proof::is_refusal(cause) => {
                 if !std::mem::replace(&mut self.0, true) {
                     tracing::warn!("supervisor at {address}: {cause}");
                 }

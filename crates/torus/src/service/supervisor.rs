@@ -10,7 +10,7 @@ use millstream_health::{ObserverClock, Timers};
 use millstream_quantity::Instant;
 use millstream_torus_core::Dimensions;
 
-use super::lines::{Lines, Refusal};
+use super::lines::{Lines, PROOF, Refusal};
 use super::{FromSupervisor, SupervisorCore, ToSupervisor, Who};
 use crate::proof::{Acceptor, Call, Purpose, Strangers};
 
@@ -44,6 +44,8 @@ enum Input {
     Message(u64, ToSupervisor),
     Closed(u64),
     Lower(usize, Lower),
+    /// The list of lower supervisors is wrong.
+    Misplaced(String),
     /// The launcher ended.
     End,
 }
@@ -73,7 +75,7 @@ impl Drop for Peer {
 /// Runs a supervisor until its standard input ends. Prints `{"listening": ADDRESS}`.
 ///
 /// # Errors
-/// The address cannot be used.
+/// The address cannot be used, or a lower supervisor has another place than in the list.
 pub fn run(options: &SupervisorOptions) -> io::Result<()> {
     let listener = TcpListener::bind(&options.listen)
         .map_err(|cause| io::Error::new(cause.kind(), format!("listen at {}: {cause}", options.listen)))?;
@@ -90,8 +92,7 @@ pub fn run(options: &SupervisorOptions) -> io::Result<()> {
         let _ = io::stdin().read_to_end(&mut rest);
         let _ = sender.send(Input::End);
     });
-    Supervisor::new(options).serve(&inputs);
-    Ok(())
+    Supervisor::new(options).serve(&inputs)
 }
 
 fn accept_all(listener: TcpListener, acceptor: Acceptor, sender: Sender<Input>) {
@@ -170,12 +171,21 @@ fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sende
     let silence = options.timers.missed_reports * report;
     let call = Call { key: options.key, purpose: Purpose::Supervisor, to: at as u16 };
     std::thread::spawn(move || {
-        let mut refusal = Refusal::default();
+        let (mut refusal, mut is_first) = (Refusal::default(), true);
         loop {
-            let connected = Lines::dial(&address, call, Who::Watcher, silence)
+            let connected = Lines::dial(&address, call, Who::Watcher, PROOF)
                 .and_then(|lines| lines.set_read_timeout(Some(report)).map(|()| lines));
+            // Two would act if this one took a living one for dead.
+            if let Err(cause) = &connected
+                && cause.kind() == io::ErrorKind::InvalidInput
+                && is_first
+            {
+                let what = "name all lower supervisors, the lowest first";
+                let _ = sender.send(Input::Misplaced(format!("supervisor at {address}: {cause}; {what}")));
+            }
             refusal.tell(&address, &connected);
             if let Ok(mut lines) = connected {
+                is_first = false;
                 let (origin, mut clock) = (std::time::Instant::now(), ObserverClock::new(2 * report));
                 let mut heard = Duration::ZERO;
                 loop {
@@ -234,21 +244,20 @@ impl Supervisor {
         Instant::from_nanos(self.clock.advance(self.origin.elapsed()).as_nanos() as u64)
     }
 
-    fn serve(mut self, inputs: &Receiver<Input>) {
+    fn serve(mut self, inputs: &Receiver<Input>) -> io::Result<()> {
         loop {
-            match inputs.recv_timeout(self.heartbeat / TICKS) {
-                Ok(Input::End) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(input) => {
-                    self.handle(input);
-                    // All that waits, so that a burst is judged once.
-                    while let Ok(input) = inputs.try_recv() {
-                        if matches!(input, Input::End) {
-                            return;
-                        }
-                        self.handle(input);
-                    }
+            let mut next = match inputs.recv_timeout(self.heartbeat / TICKS) {
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                next => next.ok(),
+            };
+            // All that waits, so that a burst is judged once.
+            while let Some(input) = next {
+                match input {
+                    Input::End => return Ok(()),
+                    Input::Misplaced(what) => return Err(io::Error::new(io::ErrorKind::InvalidInput, what)),
+                    input => self.handle(input),
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                next = inputs.try_recv().ok();
             }
             self.tick();
         }
@@ -286,7 +295,7 @@ impl Supervisor {
                     ToSupervisor::Hello { .. } => {}
                 }
             }
-            Input::End => {}
+            Input::End | Input::Misplaced(_) => {}
         }
     }
 
@@ -364,6 +373,25 @@ mod tests {
         drop(right);
         assert!(matches!(inputs.recv_timeout(10 * HELLO).unwrap(), Input::Closed(_)));
         assert!(inputs.try_recv().is_err(), "no stranger is a peer");
+    }
+
+    /// One that took a living supervisor for dead would act beside it.
+    #[test]
+    fn a_supervisor_with_a_wrong_list_of_lower_ones_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        accept_all(listener, Acceptor { key: 7, number: 1 }, mpsc::channel().0);
+        let options = SupervisorOptions {
+            dimensions: "1x1x1".parse().unwrap(),
+            key: 7,
+            listen: String::new(),
+            lower: vec![address.clone()],
+            timers: Timers::default(),
+        };
+        let (sender, inputs) = mpsc::channel();
+        follow(0, address.clone(), &options, sender);
+        let error = Supervisor::new(&options).serve(&inputs).unwrap_err().to_string();
+        assert!(error.contains(&address) && error.contains("it is number 1, not 0"), "{error}");
     }
 
     #[test]

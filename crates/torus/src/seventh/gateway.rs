@@ -118,7 +118,7 @@ pub(crate) fn completions() -> u32 {
     2 * MAX_HOSTS as u32 * COMPLETIONS
 }
 
-/// A host that is admitted, or why it is not; `None` if a line has told that.
+/// A host that is admitted, or why it is not; `None` for a stranger, of which [`Strangers`] tells.
 type Admission = Result<(Channel, Place), Option<String>>;
 
 /// A node's seventh port.
