@@ -17,7 +17,7 @@ use crate::environment::{Job, Rendezvous};
 use crate::error::JobError;
 use crate::frame::{Frame, Peer, StartRequest};
 use crate::hub::literal;
-use crate::proof::greet;
+use crate::proof::{self, greet};
 
 /// Time for rank 0 to open the meeting point.
 const START: Duration = Duration::from_secs(60);
@@ -65,20 +65,22 @@ pub fn serve_beside_hub(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobErro
                 let own = seen.filter(|_| own.is_loopback()).unwrap_or(own);
                 let (job, make, reports) = (job.clone(), Arc::clone(&make), Arc::clone(&reports));
                 let streams = Arc::clone(&streams);
-                processes.push(std::thread::spawn(move || match connect_process(&job, address, number) {
-                    Ok(stream) => {
-                        let stream = Arc::new(stream);
-                        let mut open = streams.lock().unwrap_or_else(PoisonError::into_inner);
-                        open.retain(|stream| stream.strong_count() > 0);
-                        open.push(Arc::downgrade(&stream));
-                        drop(open);
-                        // A relay that is gone gets no report.
-                        let _ = run(&job, &stream, &request, own, &*make);
-                    }
-                    Err(error) => {
-                        let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
-                        // Without this connection, the hub tells the relay that the rank is lost.
-                        let _ = Frame::Unconnected(number, error.to_string()).send(&mut *reports);
+                processes.push(std::thread::spawn(move || {
+                    match proof::dial(address, job.key.as_bytes(), &Peer::Process { number }) {
+                        Ok(stream) => {
+                            let stream = Arc::new(stream);
+                            let mut open = streams.lock().unwrap_or_else(PoisonError::into_inner);
+                            open.retain(|stream| stream.strong_count() > 0);
+                            open.push(Arc::downgrade(&stream));
+                            drop(open);
+                            // A relay that is gone gets no report.
+                            let _ = run(&job, &stream, &request, own, &*make);
+                        }
+                        Err(error) => {
+                            let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
+                            // Without this connection, the hub tells the relay that the rank is lost.
+                            let _ = Frame::Unconnected(number, error.to_string()).send(&mut *reports);
+                        }
                     }
                 }));
             }
@@ -160,13 +162,6 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         Some(address) => Ok((address, port).to_socket_addrs()?.collect()),
         None => Ok(resolved?.collect()),
     }
-}
-
-/// Connects a process with its relay.
-fn connect_process(job: &Job, hub: SocketAddr, number: u64) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&hub, END)?;
-    greet(&mut stream, job.key.as_bytes(), &Peer::Process { number })?;
-    Ok(stream)
 }
 
 /// Runs one process to its end.

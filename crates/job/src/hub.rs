@@ -1,10 +1,9 @@
 //! The hub at rank 0: agents of all ranks, and the connections between relays and processes.
 
-use std::collections::HashMap;
-use std::io;
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use crate::proof::{self, Nonce};
 
 /// Connections that wait to be accepted, as those of the standard library.
 const BACKLOG: i32 = 128;
-/// Connections at a time whose peer has not proved that it knows a key.
+/// Connections at a time whose peer has not proved that it knows a key. Of more, the oldest ends.
 const STRANGERS: usize = 256;
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -43,8 +42,8 @@ struct Shared {
     placement: Placement,
     state: Mutex<State>,
     changed: Condvar,
-    /// Connections without a proof.
-    strangers: AtomicUsize,
+    /// Connections without a proof, by number.
+    strangers: Mutex<VecDeque<(u64, TcpStream)>>,
 }
 
 #[derive(Default)]
@@ -101,17 +100,18 @@ impl Hub {
             placement: Box::new(place),
             state: Mutex::new(state),
             changed: Condvar::new(),
-            strangers: AtomicUsize::new(0),
+            strangers: Mutex::default(),
         });
         let serving = Arc::clone(&shared);
         std::thread::spawn(move || {
             let mut is_told = false;
-            for stream in listener.incoming() {
-                let served = stream.and_then(|stream| Shared::begin(&serving, stream));
+            for (number, stream) in (0..).zip(listener.incoming()) {
+                let served = stream.and_then(|stream| Shared::begin(&serving, number, stream));
                 // Descriptors, memory or threads ran out; there may be some again later.
-                if let Err(error) = served {
+                if let Err(error) = served.or_else(unless_aborted) {
                     if !std::mem::replace(&mut is_told, true) {
-                        eprintln!("rank 0 refuses connections: {error}");
+                        // Nobody may read it.
+                        let _ = writeln!(io::stderr(), "rank 0 cannot accept a connection: {error}");
                     }
                     std::thread::sleep(PAUSE);
                 }
@@ -186,25 +186,33 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves one connection on a thread of its own. One more than [`STRANGERS`] ends.
-    fn begin(shared: &Arc<Shared>, stream: TcpStream) -> io::Result<()> {
-        if shared.strangers.load(Ordering::Relaxed) >= STRANGERS {
-            return Err(io::Error::other(format!("{STRANGERS} others have not said who they are")));
+    fn strangers(&self) -> MutexGuard<'_, VecDeque<(u64, TcpStream)>> {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves one connection on a thread of its own.
+    fn begin(shared: &Arc<Shared>, number: u64, stream: TcpStream) -> io::Result<()> {
+        let mut strangers = shared.strangers();
+        if strangers.len() == STRANGERS
+            && let Some((_, oldest)) = strangers.pop_front()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
         }
-        shared.strangers.fetch_add(1, Ordering::Relaxed);
+        strangers.push_back((number, stream.try_clone()?));
+        drop(strangers);
         let serving = Arc::clone(shared);
-        let begun = std::thread::Builder::new().spawn(move || serving.serve(stream));
+        let begun = std::thread::Builder::new().spawn(move || serving.serve(number, stream));
         if begun.is_err() {
-            shared.strangers.fetch_sub(1, Ordering::Relaxed);
+            shared.strangers().retain(|(other, _)| *other != number);
         }
         begun.map(drop)
     }
 
     /// Serves one connection. One without a proof of the key is dropped.
-    fn serve(&self, mut stream: TcpStream) {
+    fn serve(&self, number: u64, mut stream: TcpStream) {
         let key = |is_relay| if is_relay { &self.relay_key[..] } else { self.key.as_bytes() };
         let peer = proof::receive(&mut stream, key);
-        self.strangers.fetch_sub(1, Ordering::Relaxed);
+        self.strangers().retain(|(other, _)| *other != number);
         let Ok(peer) = peer else { return };
         match peer {
             Peer::Agent { rank } => self.agent(rank, stream),
@@ -281,6 +289,11 @@ impl Shared {
     }
 }
 
+/// Success for a connection that its peer has ended before it was accepted.
+fn unless_aborted(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::ConnectionAborted { Ok(()) } else { Err(error) }
+}
+
 /// Copies both directions until both have ended.
 fn splice(one: &TcpStream, other: &TcpStream) {
     std::thread::scope(|scope| {
@@ -346,7 +359,7 @@ mod tests {
     use super::*;
     use crate::agent;
     use crate::proof::greet;
-    use std::io::{Read as _, Write as _};
+    use std::io::Read as _;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     fn job(rank: usize, port: u16) -> Job {
@@ -369,6 +382,19 @@ mod tests {
         let mut relay = TcpStream::connect(hub.address).unwrap();
         greet(&mut relay, &std::fs::read(hub.relay_key()).unwrap(), &request()).unwrap();
         assert!(matches!(Frame::receive(&mut agent), Ok(Some(Frame::Start(..)))));
+    }
+
+    #[test]
+    fn silent_connections_keep_no_rank_out() {
+        let hub = Hub::open(&job(0, 0), |_| 1).unwrap();
+        let silent: Vec<_> = (0..STRANGERS + 8).map(|_| TcpStream::connect(hub.address).unwrap()).collect();
+        // Those that were first make room.
+        for mut stream in silent.iter().take(8) {
+            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+        }
+        let mut agent = TcpStream::connect(hub.address).unwrap();
+        greet(&mut agent, b"17.0.kept", &Peer::Agent { rank: 1 }).unwrap();
     }
 
     #[test]

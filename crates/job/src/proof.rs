@@ -11,7 +11,7 @@
 //! first, so a false hub gets no proof to search the key with. What follows on the stream is not protected.
 
 use std::io::{self, Read};
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use ring::hmac::{self, HMAC_SHA256, Key, Tag};
@@ -23,6 +23,8 @@ use crate::frame::{Frame, Peer, invalid};
 
 /// Time for the proofs of a connection.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Interval of attempts.
+const RETRY: Duration = Duration::from_millis(100);
 /// A peer that has been silent for so long is asked in this interval whether it lives, and is lost after so many questions.
 const SILENCE: Duration = Duration::from_secs(3);
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -139,6 +141,22 @@ pub(crate) fn greet(stream: &mut TcpStream, key: &[u8], peer: &Peer) -> io::Resu
     let proof = prove(key, PEER, &nonces, text.as_bytes()).as_ref().to_vec();
     Frame::Answer(Answer { peer: text, proof }).send(stream)?;
     finish(stream, peer)
+}
+
+/// Connects to the hub and greets it. One that is cut off tries again for a while: too many others may have connected.
+pub(crate) fn dial(hub: impl ToSocketAddrs, key: &[u8], peer: &Peer) -> io::Result<TcpStream> {
+    let deadline = Instant::now() + ANSWER;
+    let address = hub.to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound)?;
+    loop {
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
+        match greet(&mut stream, key, peer) {
+            Ok(()) => return Ok(stream),
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied || Instant::now() > deadline => {
+                return Err(cause);
+            }
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    }
 }
 
 /// Receives a peer. `key` is the key of relays, or of ranks.

@@ -1,11 +1,10 @@
 //! A process that stands for a process of another rank.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::TcpStream;
 
 use crate::agent::ignore_signals;
 use crate::frame::{Frame, Peer, StartRequest};
-use crate::proof::greet;
+use crate::proof::dial;
 
 /// Exit status after the rank was lost.
 const LOST: i32 = 1;
@@ -18,9 +17,8 @@ const LOST: i32 = 1;
 pub fn run(hub: &str, key: &[u8], request: StartRequest) -> io::Result<i32> {
     // The launcher of the run gets the same signal, and ends the process in order.
     ignore_signals();
-    let mut stream = TcpStream::connect(hub)?;
     let role = request.arguments.join(" ");
-    greet(&mut stream, key, &Peer::Relay(request))?;
+    let mut stream = dial(hub, key, &Peer::Relay(request))?;
     let mut input = stream.try_clone()?;
     std::thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];

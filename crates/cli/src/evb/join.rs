@@ -35,8 +35,10 @@ pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>>
         config.listen = SocketAddr::new(own, 0).to_string();
     }
     let launcher = Launcher { program: std::env::current_exe()?, arguments: job::relay_arguments(&hub) };
-    let report = launch(&config, &launcher)?;
+    let report = launch(&config, &launcher);
+    // The other ranks end in order, also after a failure.
     hub.finish();
+    let report = report?;
     write_results(&report, &options.run)?;
     Ok(exit_code(&report))
 }

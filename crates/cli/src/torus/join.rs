@@ -42,8 +42,8 @@ pub(super) fn join(
     let mut application: Vec<OsString> = vec![exe.clone().into()];
     application.extend(relay.iter().cloned());
     application.push(APPLICATION.into());
-    let launcher = run::launcher(&options.run, device, exe, relay)?;
-    let code = run::run_with(&options.run, &launcher, &application);
+    let code = run::launcher(&options.run, device, exe, relay)
+        .and_then(|launcher| run::run_with(&options.run, &launcher, &application));
     // The other ranks end in order, also after a failure.
     hub.finish();
     code
