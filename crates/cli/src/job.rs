@@ -86,4 +86,5 @@ pub(crate) fn relay(options: RelayOptions) -> Result<ExitCode, Box<dyn Error>> {
 pub(crate) fn set_environment(command: &mut Command, request: &StartRequest) {
     let allowed = request.environment.iter().filter(|(name, _)| is_forwarded(name));
     command.envs(allowed.map(|(name, value)| (name, value)));
+    millstream_shm::descriptors::restore_limit(command);
 }

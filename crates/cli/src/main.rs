@@ -30,7 +30,6 @@ use std::process::ExitCode;
 
 use millstream_rdma::DeviceSelector;
 use millstream_report::eprint_line;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[cfg(feature = "torus")]
 use crate::args::SiteCommand;
@@ -42,9 +41,6 @@ use crate::torus::TorusCommand;
 fn main() -> ExitCode {
     millstream_log::init();
     let arguments = features::parse();
-    if !matches!(arguments.command, Command::Run(_) | Command::Env(_)) {
-        raise_descriptor_limit();
-    }
     if only_prints(&arguments.command) {
         restore_default_sigpipe();
     }
@@ -58,6 +54,10 @@ fn main() -> ExitCode {
         if DeviceSelector::from_environment() != *choice {
             return failed(&millstream_rdma::loader::reexec_with(choice));
         }
+    }
+    // After the exec above: what was raised there would be the limit that users' programs get back.
+    if !matches!(arguments.command, Command::Run(_) | Command::Env(_)) {
+        millstream_shm::descriptors::raise_limit();
     }
     let result: Result<ExitCode, Box<dyn std::error::Error>> = match arguments.command {
         Command::Demo(options) => demo::run(&options),
@@ -123,18 +123,6 @@ fn only_prints(command: &Command) -> bool {
         #[cfg(feature = "manual")]
         Command::Completions { .. } => true,
         _ => false,
-    }
-}
-
-/// Raises this process's limit of open files: a launcher, a manager or rank 0 of a job has several for each of its processes and
-/// connections. The usual limit of 1,024 is for programs that call `select`.
-fn raise_descriptor_limit() {
-    const ENOUGH: u64 = 1 << 16;
-    let limit = getrlimit(Resource::Nofile);
-    let wanted = limit.maximum.map_or(ENOUGH, |maximum| maximum.min(ENOUGH));
-    if limit.current.is_some_and(|current| current < wanted) {
-        // The lower limit suffices for most.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
     }
 }
 

@@ -193,27 +193,18 @@ fn no_argument_list_and_no_socket_name_has_a_key() {
     assert!(!files.iter().any(|file| std::path::Path::new(file).exists()), "{files:?}");
 }
 
-/// A supervisor of many nodes has a connection for each.
+/// The launcher has several descriptors for each process; programs may call `select`.
 #[test]
-fn the_limit_of_open_files_is_raised() {
-    let script = "ulimit -Sn 64 && exec \"$0\" torus supervise --dimensions 1x1x1";
-    let mut run = Running(
-        Command::new("sh")
-            .args(["-c", script, env!("CARGO_BIN_EXE_millstream")])
-            .env("MILLSTREAM_TORUS_KEY", "0123456789abcdef")
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("it starts"),
-    );
-    let mut line = String::new();
-    let output = run.0.stdout.take().expect("piped");
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).expect("a line");
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", run.0.id())).expect("it runs");
-    let limit = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
-    let [soft, hard] = [3, 4].map(|at| limit.split_whitespace().nth(at).expect("a number").to_owned());
-    let hard = hard.parse().unwrap_or(u64::MAX);
-    assert_eq!(soft.parse(), Ok(hard.min(1 << 16)), "{limit}");
+fn the_limit_of_open_files_is_raised_but_not_for_programs() {
+    let script = "ulimit -Sn 64 && exec \"$0\" --device soft torus run --dimensions 1x1x1 --once -- \
+        sh -c 'ulimit -Sn; ulimit -Hn; grep \"Max open files\" /proc/$PPID/limits'";
+    let output = Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_millstream")]).output();
+    let output = output.expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = text.lines().collect();
+    let [soft, hard, of_launcher, ..] = lines[..] else { panic!("{output:?}") };
+    let raised = of_launcher.split_whitespace().nth(3).expect("a number");
+    assert_eq!((soft, raised.parse()), ("64", Ok(hard.parse().unwrap_or(u64::MAX).min(1 << 16))), "{text}");
 }
 
 #[test]

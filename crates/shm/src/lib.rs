@@ -30,6 +30,7 @@
 
 mod arena;
 pub mod datagram;
+pub mod descriptors;
 pub mod direct;
 mod environment;
 mod event;

@@ -14,7 +14,7 @@ use millstream_shm::poll_readable;
 use millstream_shm::socket::{Connection, own_uid};
 use rustix::process::{Resource, Rlimit, prlimit};
 
-use crate::host::{ENDED, GRACE, MEMORY, Process, TIMEOUT, again, load_kernels, region_of};
+use crate::host::{CLAIM, ENDED, GRACE, MEMORY, Process, TIMEOUT, again, load_kernels, region_of};
 
 const INPUT: u64 = 64 << 10;
 const OUTPUT: u64 = 128 << 10;

@@ -462,6 +462,7 @@ impl LaunchedRun<'_, '_> {
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let start = |cause| ProcessError::Start { program: self.launcher.program.clone(), cause };
+        millstream_shm::descriptors::restore_limit(&mut command);
         let mut process = command.spawn().map_err(start)?;
         let pid = process.id();
         let spawned = RunEvent::Spawned { process: role.clone(), pid: process.id() };

@@ -47,8 +47,6 @@ const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 const PAGES_PER_SECOND: u64 = 200_000_000;
 /// Interval at which a unit that was refused comes again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Time in which the kernel resolves the address of a host on the same network, or gives up; it takes 3 s.
-const ADDRESS_RESOLUTION: Duration = Duration::from_secs(5);
 /// Units of one run must have the same version.
 const VERSION: &str = concat!("millstream-evb ", env!("CARGO_PKG_VERSION"));
 /// Length of the prefix of each frame.
@@ -485,7 +483,7 @@ pub(super) fn connect_to_unit(
     let failed = |what: String| ProcessError::Startup { unit, what };
     let socket: SocketAddr =
         address.parse().map_err(|_| failed(format!("has the invalid address {address:?}")))?;
-    let resolved = deadline.earlier(Deadline::after(ADDRESS_RESOLUTION));
+    let resolved = deadline.earlier(Deadline::after(millstream_rdma::connect::ADDRESS_RESOLUTION));
     let stream = loop {
         let left = deadline.remaining().unwrap_or(STARTUP_TIMEOUT).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&socket, left) {

@@ -6,7 +6,7 @@ use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{RunCommand, RunEvent, RunProcess, commands};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
 
 /// Tests by name.
@@ -62,11 +62,11 @@ fn run(test: &TestRun, signals: Vec<(RunProcess, Signal, u64)>) -> (RunSummary, 
     run_and(test, signals, &mut |_| {})
 }
 
-/// As [`run`]; `after` gets the processes when the standby manager has taken over.
+/// As [`run`]; `after` gets the process of the first manager when the standby manager has taken over.
 fn run_and(
     test: &TestRun,
     signals: Vec<(RunProcess, Signal, u64)>,
-    after: &mut dyn FnMut(&[(RunProcess, u32)]),
+    after: &mut dyn FnMut(Pid),
 ) -> (RunSummary, RunOutcome, bool) {
     let mut processes = Vec::new();
     let (mut signals, mut took_over) = (Some(signals), false);
@@ -74,7 +74,8 @@ fn run_and(
         RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
         RunEvent::TookOver { .. } => {
             took_over = true;
-            after(&processes);
+            let manager = processes.iter().find(|(process, _)| *process == MANAGER);
+            after(pid(manager.expect("it was started").1));
         }
         RunEvent::Progress(sample) if sample.done.batches > 0 => {
             let Some(signals) = signals.take() else { return };
@@ -112,7 +113,7 @@ fn assert_went_on(test: &TestRun, signals: Vec<(RunProcess, Signal, u64)>) -> Ru
 fn assert_went_on_and(
     test: &TestRun,
     signals: Vec<(RunProcess, Signal, u64)>,
-    after: &mut dyn FnMut(&[(RunProcess, u32)]),
+    after: &mut dyn FnMut(Pid),
 ) -> RunOutcome {
     let (summary, outcome, took_over) = run_and(test, signals, after);
     assert!(took_over && outcome.is_success(), "{summary}\n{outcome:#?}");
@@ -136,9 +137,8 @@ fn a_standby_manager_takes_over_from_a_killed_one() {
 fn a_stopped_manager_is_replaced_and_changes_nothing_when_it_continues() {
     let test = TestRun::new(&["host", "host"], 1000, TAKES_OVER, "out");
     // The standby manager takes over after 1 s; the launcher kills the stopped one after another 1.7 s.
-    let outcome = assert_went_on_and(&test, vec![(MANAGER, Signal::STOP, 0)], &mut |processes| {
-        let manager = processes.iter().find(|(process, _)| *process == MANAGER).expect("it was started");
-        let _ = kill_process(pid(manager.1), Signal::CONT);
+    let outcome = assert_went_on_and(&test, vec![(MANAGER, Signal::STOP, 0)], &mut |manager| {
+        let _ = kill_process(manager, Signal::CONT);
     });
     let ended = outcome.failures.iter().find(|failure| failure.process == MANAGER);
     assert!(ended.is_some_and(|failure| failure.status.code().is_some()), "{outcome:#?}");

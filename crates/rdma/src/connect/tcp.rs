@@ -17,6 +17,8 @@ const UNANSWERED: u32 = 3;
 
 /// Interval of connection attempts while the peer does not listen or its host is unreachable.
 const RETRY: Duration = Duration::from_millis(20);
+/// Time in which the kernel resolves the address of a host on the same network, or gives up; it takes 3 s.
+pub const ADDRESS_RESOLUTION: Duration = Duration::from_secs(5);
 /// Shortest timeout of a connection attempt; `connect_timeout` refuses zero.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// Timeout in place of "no deadline", which `connect_timeout` does not support.
@@ -115,8 +117,8 @@ impl AsFd for Listener {
 }
 
 /// Connects to `address`, for example `node7:7471`. A name may have several addresses. Retries while one of them answers that
-/// no socket listens there, or its host is unreachable: the kernel says so of a host on the same network that does not answer
-/// address resolution (`EHOSTUNREACH`), also for a moment after its link has returned. `ENETUNREACH` is an error at once.
+/// no socket listens there, and for 5 s while a host is unreachable (`EHOSTUNREACH`): the kernel says so of a host on the same network
+/// that does not answer address resolution, also for a moment after its link has returned. `ENETUNREACH` is an error at once.
 ///
 /// # Errors
 /// [`ConnectError`] if the address is invalid or cannot be reached before the deadline.
@@ -132,8 +134,9 @@ fn dial_one_of(
     const LISTENS: &str = "waiting for it to listen";
     const ROUTE: &str = "waiting for a route to its host";
     let mut doing = LISTENS;
+    let mut resolved = None;
     loop {
-        let (mut refused, mut timed_out, mut unreachable, mut other) = (false, false, false, None);
+        let (mut refused, mut timed_out, mut unreachable, mut other) = (false, false, None, None);
         for (index, each) in addresses.iter().enumerate() {
             let left = deadline.remaining().unwrap_or(VERY_LONG);
             if left.is_zero() {
@@ -149,22 +152,25 @@ fn dial_one_of(
                 Err(cause) => match cause.kind() {
                     io::ErrorKind::ConnectionRefused => refused = true,
                     io::ErrorKind::TimedOut => timed_out = true,
-                    io::ErrorKind::HostUnreachable => unreachable = true,
+                    io::ErrorKind::HostUnreachable => unreachable = Some(cause),
                     _ => other = Some(cause),
                 },
             }
         }
-        match other {
+        if refused {
+            doing = LISTENS;
+        } else if timed_out {
+            continue;
+        } else if let Some(cause) = unreachable {
+            if resolved.get_or_insert_with(|| Deadline::after(ADDRESS_RESOLUTION)).passed() {
+                return Err(ConnectError::stream(address, ROUTE, cause));
+            }
+            doing = ROUTE;
+        } else if let Some(cause) = other {
             // This host has no route to the network of an address, for example.
-            Some(cause) if !refused && !timed_out && !unreachable => {
-                return Err(ConnectError::stream(address, LISTENS, cause));
-            }
-            _ if refused || unreachable => {
-                doing = if refused { LISTENS } else { ROUTE };
-                std::thread::sleep(deadline.remaining().unwrap_or(RETRY).min(RETRY));
-            }
-            _ => {}
+            return Err(ConnectError::stream(address, LISTENS, cause));
         }
+        std::thread::sleep(deadline.remaining().unwrap_or(RETRY).min(RETRY));
     }
 }
 

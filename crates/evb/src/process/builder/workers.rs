@@ -269,6 +269,7 @@ impl Worker {
             .context("create a socket to a software trigger")?;
         let mut command = Command::new(&config.program);
         command.args(&config.arguments).stdin(Stdio::from(others)).stdout(Stdio::null());
+        millstream_shm::descriptors::restore_limit(&mut command);
         let process = command
             .spawn()
             .map_err(|cause| ProcessError::SoftwareTrigger { program: config.program.clone(), cause })?;
