@@ -2,10 +2,10 @@
 //! limit of 1,024 is for programs that call `select`.
 
 use std::os::unix::process::CommandExt as _;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::OnceLock;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 
 /// Enough for thousands of processes, and not too many for a program that looks at each number.
 const ENOUGH: u64 = 1 << 16;
@@ -26,9 +26,19 @@ pub fn raise_limit() {
     }
 }
 
-/// Lets a program of a user start with the limit that this process was started with.
+/// Lets a process start with the limit that this one was started with: programs of users, and others that raise it themselves.
+///
+/// The command forks this process then, whose memory should be small: see [`restore_limit_of`].
 pub fn restore_limit(command: &mut Command) {
     let Some(&earlier) = EARLIER.get() else { return };
     // SAFETY: between fork and exec, the closure only makes a system call.
     unsafe { command.pre_exec(move || Ok(setrlimit(Resource::Nofile, earlier)?)) };
+}
+
+/// As [`restore_limit`], for a process that has been started: without a fork, which copies registered memory.
+pub fn restore_limit_of(process: &Child) {
+    if let Some(&earlier) = EARLIER.get() {
+        // It may have ended.
+        let _ = prlimit(Some(Pid::from_child(process)), Resource::Nofile, earlier);
+    }
 }

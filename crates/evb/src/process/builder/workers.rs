@@ -269,10 +269,10 @@ impl Worker {
             .context("create a socket to a software trigger")?;
         let mut command = Command::new(&config.program);
         command.args(&config.arguments).stdin(Stdio::from(others)).stdout(Stdio::null());
-        millstream_shm::descriptors::restore_limit(&mut command);
         let process = command
             .spawn()
             .map_err(|cause| ProcessError::SoftwareTrigger { program: config.program.clone(), cause })?;
+        millstream_shm::descriptors::restore_limit_of(&process);
         if !config.cpus.is_empty() {
             let mut set = CpuSet::new();
             set.set(config.cpus[index % config.cpus.len()]);
