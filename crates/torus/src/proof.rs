@@ -178,8 +178,21 @@ fn read(mut stream: &TcpStream, bytes: &mut [u8], deadline: Deadline) -> io::Res
     Ok(())
 }
 
-/// Proves the key at the end that dials. An error of kind `PermissionDenied` means that the other end does not know it, and
-/// `InvalidInput` that it does and has another number. Reads have no timeout afterwards.
+/// It knows the key, and is another one.
+#[derive(Debug, thiserror::Error)]
+#[error("it is number {found}, not {expected}")]
+struct OtherNumber {
+    found: u16,
+    expected: u16,
+}
+
+/// Whether the other end has proved that it is another one.
+pub(crate) fn is_other_number(cause: &io::Error) -> bool {
+    cause.get_ref().is_some_and(|inner| inner.is::<OtherNumber>())
+}
+
+/// Proves the key at the end that dials. An error of kind `PermissionDenied` means that the other end does not know it, or
+/// [is another one](is_other_number): another attempt would end alike. Reads have no timeout afterwards.
 pub(crate) fn dial(mut stream: &TcpStream, call: Call, deadline: Deadline) -> io::Result<()> {
     let terms = Terms::new(call.key, call.purpose, call.to);
     let own = nonce()?;
@@ -193,8 +206,8 @@ pub(crate) fn dial(mut stream: &TcpStream, call: Call, deadline: Deadline) -> io
     let nonces = [&own, theirs];
     Terms { number, ..terms }.check(ACCEPTS, nonces, proof)?;
     if number != terms.number {
-        let what = format!("it is number {number}, not {}", terms.number);
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let other = OtherNumber { found: number, expected: terms.number };
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, other));
     }
     stream.write_all(terms.prove(DIALS, nonces).as_ref())?;
     let mut welcome = [0];
@@ -226,15 +239,12 @@ pub(crate) fn connect(
         let stream = millstream_rdma::connect::dial(address, deadline).map_err(ProofError::Connect)?;
         match dial(&stream, call, deadline) {
             Ok(()) => return Ok(stream),
-            Err(cause) if is_refusal(&cause) || retry.passed() => return Err(ProofError::Proof(cause)),
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied || retry.passed() => {
+                return Err(ProofError::Proof(cause));
+            }
             Err(_) => std::thread::sleep(LOOK),
         }
     }
-}
-
-/// Whether another attempt would end alike: the other end does not know the key, or is another one.
-pub(crate) fn is_refusal(cause: &io::Error) -> bool {
-    matches!(cause.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput)
 }
 
 /// The next connection, if one comes at once, until the deadline.
@@ -461,7 +471,9 @@ mod tests {
         for purpose in [Purpose::Link(Direction::ALL[0]), Purpose::Report, Purpose::Supervisor, Purpose::Mesh]
         {
             let [dialled, accepted] = meet(call(purpose), other, purpose);
-            assert_eq!(dialled.unwrap_err().to_string(), "it is number 6, not 5");
+            let refusal = dialled.unwrap_err();
+            assert_eq!(refusal.to_string(), "it is number 6, not 5");
+            assert!(is_other_number(&refusal));
             assert!(accepted.is_err());
         }
         for purpose in [Purpose::Watcher, Purpose::SeventhPort, Purpose::Rendezvous] {

@@ -195,7 +195,7 @@ fn refuse(stream: &TcpStream, cause: &io::Error) {
 fn connect_to(address: &str, what: String, call: Call, deadline: Deadline) -> Result<TcpStream, MeshError> {
     proof::connect(address, call, deadline, deadline).map_err(|error| match error {
         ProofError::Connect(cause) => MeshError::Connect { what, cause },
-        ProofError::Proof(cause) if !proof::is_refusal(&cause) => {
+        ProofError::Proof(cause) if cause.kind() != io::ErrorKind::PermissionDenied => {
             MeshError::Connect { what, cause: ConnectError::stream(address, "waiting for its proof", cause) }
         }
         ProofError::Proof(cause) => MeshError::Refused {

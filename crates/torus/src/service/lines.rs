@@ -55,7 +55,7 @@ pub(crate) struct Refusal(bool);
 impl Refusal {
     pub(crate) fn tell<T>(&mut self, address: &str, outcome: &io::Result<T>) {
         match outcome {
-            Err(cause) if proof::is_refusal(cause) => {
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
                 if !std::mem::replace(&mut self.0, true) {
                     tracing::warn!("supervisor at {address}: {cause}");
                 }

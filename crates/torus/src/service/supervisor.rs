@@ -12,7 +12,7 @@ use millstream_torus_core::Dimensions;
 
 use super::lines::{Lines, PROOF, Refusal};
 use super::{FromSupervisor, SupervisorCore, ToSupervisor, Who};
-use crate::proof::{Acceptor, Call, Purpose, Strangers};
+use crate::proof::{self, Acceptor, Call, Purpose, Strangers};
 
 /// Looks at reports that are overdue, in a period of reports.
 const TICKS: u32 = 5;
@@ -177,7 +177,7 @@ fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sende
                 .and_then(|lines| lines.set_read_timeout(Some(report)).map(|()| lines));
             // Two would act if this one took a living one for dead.
             if let Err(cause) = &connected
-                && cause.kind() == io::ErrorKind::InvalidInput
+                && proof::is_other_number(cause)
                 && is_first
             {
                 let what = "name all lower supervisors, the lowest first";

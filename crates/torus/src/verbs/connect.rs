@@ -144,7 +144,7 @@ impl LinkConnector {
         let proved = proof::connect(address, call, deadline, deadline);
         let stream = proved.map_err(|error| match error {
             ProofError::Connect(cause) => failed(cause),
-            ProofError::Proof(cause) if proof::is_refusal(&cause) => {
+            ProofError::Proof(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
                 LinkError::Key { direction, node, address: address.to_owned(), cause }
             }
             ProofError::Proof(cause) => failed(ConnectError::stream(address, "waiting for its proof", cause)),
