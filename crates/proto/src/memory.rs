@@ -109,6 +109,15 @@ pub trait Memory {
     /// If the memory is too short or not accessible; part of the data may have been copied.
     fn deliver(&mut self, id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryError>;
 
+    /// Whether the queue pair allows the access at all: transfers without data name no memory.
+    ///
+    /// # Errors
+    /// If it does not.
+    fn allows(&mut self, access: Access) -> Result<(), NakReason> {
+        let _ = access;
+        Ok(())
+    }
+
     /// Checks a peer's access to `len` bytes, at least one.
     ///
     /// # Errors

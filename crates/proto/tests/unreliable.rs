@@ -118,6 +118,20 @@ fn uc_drops_invalid_requests() {
 }
 
 #[test]
+fn uc_drops_messages_that_are_too_long_for_their_receive() {
+    let mut pair = pair();
+    pair.ends[B].world.receive(1, 300);
+    let dropped = Disposition::Dropped(DropReason::QpState);
+    let send = |n, opcode, len| Craft::new(opcode, psn(A).plus(n)).payload(vec![1; len]).from(A);
+    assert_eq!(pair.give(B, &send(0, Opcode::UC_SEND_FIRST, 256)), Disposition::Accepted);
+    assert_eq!(pair.give(B, &send(1, Opcode::UC_SEND_LAST, 45)), dropped);
+    assert_eq!(pair.ends[B].connection.state(), QpState::Rts);
+    assert_eq!(pair.ends[B].completions(), []);
+    assert_eq!(pair.give(B, &send(2, Opcode::UC_SEND_ONLY, 100)), Disposition::Accepted, "the same receive");
+    assert_eq!(pair.ends[B].world.receives.len(), 0);
+}
+
+#[test]
 fn inaccessible_memory_fails_the_send_queue_only() {
     let mut pair = pair();
     pair.send(A, 1, vec![1]);

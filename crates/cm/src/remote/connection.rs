@@ -223,6 +223,20 @@ impl CmConnection {
         })
     }
 
+    /// Whether a message has the communication ID of the other end, once that is known. A host that does not know the connection
+    /// has none for it: its DREP has 0, and its REJ of a message that establishes one.
+    pub(super) fn is_from_peer(&self, message: &cm::Message<'_>) -> bool {
+        let (sender, may_be_unknown) = match message {
+            cm::Message::Rtu { local_id, .. }
+            | cm::Message::Dreq { local_id, .. }
+            | cm::Message::Mra { local_id, .. } => (*local_id, false),
+            cm::Message::Drep { local_id, .. } => (*local_id, true),
+            cm::Message::Rej { local_id, .. } => (*local_id, self.state != HandshakeState::Established),
+            _ => return true,
+        };
+        self.remote_id == 0 || sender == self.remote_id || may_be_unknown && sender == 0
+    }
+
     pub(super) fn handle_message(
         &mut self,
         transaction: u64,

@@ -244,10 +244,12 @@ impl RemoteConnections {
         };
         let found = link.and_then(|link| {
             let handle = |connection: &mut CmConnection| {
-                let heard = connection.handle_message(transaction, &message, now);
-                (heard, connection.forget_at.is_none(), connection.answer)
+                connection.is_from_peer(&message).then(|| {
+                    let heard = connection.handle_message(transaction, &message, now);
+                    (heard, connection.forget_at.is_none(), connection.answer)
+                })
             };
-            Some((link, self.connections.with(link, handle)?))
+            Some((link, self.connections.with(link, handle)??))
         });
         let Some((link, (heard, is_open, answer))) = found else {
             let reply = reply_to_unknown(transaction, &message);

@@ -380,6 +380,42 @@ fn datagrams_from_other_addresses_are_ignored() {
     assert!(pair.ends[0].receive(reply.to, reply.from, &reply.bytes, now).is_some());
 }
 
+/// A host that knows, or guesses, one communication ID of a connection ends it not with that alone.
+#[test]
+fn messages_with_the_communication_id_of_another_end_are_ignored() {
+    let mut pair = Pair::new();
+    pair.accept_request();
+    pair.deliver(&[]);
+    pair.events[0].clear();
+    pair.send(0, 1, &Message::Rtu);
+    pair.deliver(&[]);
+    pair.events[1].clear();
+    pair.send(0, 1, &Message::Dreq);
+    let sent = pair.ends[0].take_outgoing().remove(0);
+    let now = pair.now;
+    let (transaction, message) = cm::Message::parse(&sent.bytes).unwrap();
+    let cm::Message::Dreq { local_id, remote_id, remote_qpn, private } = message else {
+        panic!("{message:?}")
+    };
+    for other in [local_id ^ 1, 0] {
+        let forged = [
+            cm::Message::Dreq { local_id: other, remote_id, remote_qpn, private },
+            cm::Message::Rej {
+                local_id: other,
+                remote_id,
+                message_type: cm::MessageType::Other,
+                reason: 28,
+                additional: &[],
+                private: &[],
+            },
+        ];
+        for message in forged {
+            assert_eq!(pair.ends[1].receive(sent.to, sent.from, &message.emit(transaction), now), None);
+        }
+    }
+    assert!(pair.ends[1].receive(sent.to, sent.from, &sent.bytes, now).is_some());
+}
+
 /// Requests to a port without a listener, and requests that are refused later, must not accumulate.
 #[test]
 #[cfg_attr(miri, ignore = "3,000 connections take minutes")]

@@ -221,6 +221,17 @@ fn access_that_was_not_granted() {
                 WC_REM_INV_REQ_ERR,
                 ResponderEffect::QpFails(REQ_ERR),
             );
+            if opcode != WR_ATOMIC_FETCH_AND_ADD {
+                // Without data, too, where no key is checked.
+                let fixture = ConnectionFixture::new(place, &config);
+                let denied = request(1, opcode, &[], fixture.to(0));
+                fixture.expect_failure(
+                    "without data",
+                    denied,
+                    WC_REM_INV_REQ_ERR,
+                    ResponderEffect::QpFails(REQ_ERR),
+                );
+            }
 
             // The minimum of access rights suffices.
             let config = QpConfig { access: enough & !L, ..QpConfig::default() };

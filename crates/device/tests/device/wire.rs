@@ -45,7 +45,7 @@ const MODULES: [&str; 9] = [
 ];
 
 /// Tests that do not apply to packets, with the reason.
-const SHARED_MEMORY_ONLY: [(&str, &str); 16] = [
+const SHARED_MEMORY_ONLY: [(&str, &str); 15] = [
     (
         "a_limit_that_is_set_during_a_send",
         "the race is between processes that share the queue; thousands take minutes",
@@ -72,10 +72,6 @@ const SHARED_MEMORY_ONLY: [(&str, &str); 16] = [
     ),
     ("local_memory_that_is_not_there", "a READ fails when its response arrives: later requests were sent"),
     ("memory_of_another_protection_domain", "as above"),
-    (
-        "undeliverable_unreliable_messages_are_dropped",
-        "an oversized message is detected after the receive was taken",
-    ),
     (
         "only_windows_of_type_2_can_be_invalidated",
         "a key is invalidated in order, after requests that wait for acknowledgements",

@@ -301,6 +301,8 @@ fn discover(port: u16, own: u16) -> Result<Members, JoinError> {
                 members.unreachable.insert(qpn_prefix);
                 continue;
             }
+            // A member that was not asked would lose its packets to this one.
+            Err(error) if Listener::pause(&error).is_some() => return Err(error.into()),
             // Another user's process, or a member that has just ended.
             Err(_) => continue,
         };

@@ -152,9 +152,10 @@ impl Responder {
                 if len > MAX_MESSAGE {
                     return Err(NakCode::InvalidRequest.into());
                 }
-                // Zero-length transfers check no key (9.4.1.1.3).
-                if len > 0 {
-                    memory.check(rkey, va, len, Access::Write)?;
+                // Zero-length transfers check no key (9.4.1.1.3), but the right of the queue pair.
+                match len {
+                    0 => memory.allows(Access::Write)?,
+                    _ => memory.check(rkey, va, len, Access::Write)?,
                 }
                 (rkey, va, len, len)
             }
@@ -193,8 +194,9 @@ impl Responder {
             return Err(NakCode::InvalidRequest.into());
         }
         self.has_resource()?;
-        if len > 0 {
-            memory.check(rkey, va, len, Access::Read)?;
+        match len {
+            0 => memory.allows(Access::Read)?,
+            _ => memory.check(rkey, va, len, Access::Read)?,
         }
         let end = at.plus(self.config.mtu.packets(len));
         self.keep(ResponderResource {

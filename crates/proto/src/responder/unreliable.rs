@@ -12,7 +12,7 @@ use millstream_quantity::Instant;
 use millstream_wire::{ICRC_LEN, NakCode, Operation, Packet, Psn};
 
 use super::{ExecError, PartialMessage, RequestOutcome, Responder};
-use crate::event::{Event, FailureCause};
+use crate::event::{Event, FailureCause, Status};
 use crate::extended_psn::ExtendedPsn;
 use crate::memory::Memory;
 
@@ -84,6 +84,12 @@ impl Responder {
                 Ok(RequestOutcome::NotReady)
             }
             Err(ExecError::Nak(nak)) => match nak.receive {
+                // What is too long for its receive request is the peer's error; the next message uses the request.
+                Some((receive, Status::LocalLength)) => {
+                    self.partial = None;
+                    self.spare_receive = Some(receive);
+                    Ok(RequestOutcome::Dropped)
+                }
                 // A local error fails the queue pair (9.9.3.2).
                 Some(_) => {
                     self.partial = None;

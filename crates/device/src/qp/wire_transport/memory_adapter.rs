@@ -131,6 +131,15 @@ impl MemoryAdapter<'_> {
     }
 }
 
+/// The access flag of a queue pair.
+fn flag(access: Access) -> u32 {
+    match access {
+        Access::Read => ACCESS_REMOTE_READ,
+        Access::Write => ACCESS_REMOTE_WRITE,
+        Access::Atomic => ACCESS_REMOTE_ATOMIC,
+    }
+}
+
 impl Memory for MemoryAdapter<'_> {
     #[inline]
     fn gather(&mut self, id: WorkId, offset: u32, into: &mut [u8]) -> Result<(), Status> {
@@ -176,13 +185,12 @@ impl Memory for MemoryAdapter<'_> {
         self.memory.fill(offset.into(), from)
     }
 
+    fn allows(&mut self, access: Access) -> Result<(), NakReason> {
+        self.memory.offers(flag(access))
+    }
+
     fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), NakReason> {
-        let access = match access {
-            Access::Read => ACCESS_REMOTE_READ,
-            Access::Write => ACCESS_REMOTE_WRITE,
-            Access::Atomic => ACCESS_REMOTE_ATOMIC,
-        };
-        self.memory.check(access, rkey.get(), va, len.into())
+        self.memory.check(flag(access), rkey.get(), va, len.into())
     }
 
     #[inline]

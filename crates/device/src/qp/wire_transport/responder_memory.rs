@@ -143,7 +143,7 @@ impl ResponderMemory {
     }
 
     #[inline]
-    fn offers(&self, access: u32) -> Result<(), NakReason> {
+    pub(super) fn offers(&self, access: u32) -> Result<(), NakReason> {
         let offered = self.own.target.entry.access.load(Ordering::Relaxed) & access == access;
         if offered { Ok(()) } else { Err(NakReason::InvalidRequest) }
     }
