@@ -373,8 +373,7 @@ impl Qp {
                 Err(ExecError::Failed { status, vendor, .. }) => {
                     self.complete_send(wr, posted, status, vendor);
                     if !self.kind.is_reliable() {
-                        // Only the send queue fails (10.3.1.7).
-                        self.set_state(QpState::Sqe);
+                        self.fail_send_queue();
                         return PostOutcome::Accepted;
                     }
                     self.set_state(QpState::Err);
@@ -647,8 +646,7 @@ impl Qp {
         }
         send.with_cq &= who != Retrier::Poller;
         if !self.kind.is_reliable() {
-            // Only the send queue fails (10.3.1.7).
-            self.set_state(QpState::Sqe);
+            self.fail_send_queue();
             send.flush(self);
             return None;
         }

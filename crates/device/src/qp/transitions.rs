@@ -193,6 +193,13 @@ impl Qp {
         self.entry_changed();
     }
 
+    /// Fails the send queue only (10.3.1.7), unless a completion was lost, which fails the queue pair.
+    pub(super) fn fail_send_queue(&self) {
+        if self.state() != QpState::Err {
+            self.set_state(QpState::Sqe);
+        }
+    }
+
     /// Makes initiators repeat their checks of the entry.
     pub(super) fn entry_changed(&self) {
         self.entry.revision.fetch_add(1, Ordering::SeqCst);
@@ -343,6 +350,8 @@ impl Qp {
         self.return_taken_recv();
         self.forget_completions(|| self.adapter.qps.remove(self.qpn));
         if let Some(srq) = &self.recv.srq {
+            // A report of a limit that names this queue pair finds none from here on.
+            srq.limit_reached();
             srq.detach();
         }
         if let Some(domain) = &self.recv.domain {

@@ -185,6 +185,19 @@ fn a_limit_that_is_set_during_a_send_is_reported() {
     });
 }
 
+/// The report of the limit names the queue pair whose message reached it.
+#[test]
+fn a_limit_is_reported_although_its_queue_pair_is_destroyed() {
+    for round in 0..100 {
+        let queues = SrqFixture::new(2, 1);
+        (0..2).for_each(|wr_id| queues.srq.post(wr_id, &[]).expect("room"));
+        queues.srq.set_limit(2).expect("within the size");
+        queues.send(0);
+        queues.pairs[0].1.destroy();
+        assert_eq!(event(&queues.adapter.context, TEST_TIMEOUT), Some(LIMIT_REACHED), "round {round}");
+    }
+}
+
 #[test]
 fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
     let fixture = SrqFixture::new(4, 2);

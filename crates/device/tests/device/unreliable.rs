@@ -15,10 +15,12 @@ use millstream_device::{Errno, Srq};
 use millstream_quantity::{Qkey, Qpn, Rkey};
 
 use crate::support::{
-    Adapter, Process, QpConfig, Usage, attributes, element, event, is_empty, next, pattern,
+    Adapter, Process, QpConfig, TEST_TIMEOUT, Usage, attributes, element, event, is_empty, next, pattern,
 };
 
 const QKEY: u32 = 0x1234;
+const CQ_ERR: u32 = 0;
+const QP_FATAL: u32 = 1;
 
 /// Modifies an unreliable queue pair from RESET to RTS.
 pub(crate) fn ready(qp: &Qp, dest: u32) {
@@ -110,6 +112,26 @@ fn undeliverable_unreliable_messages_are_dropped() {
     far.destroy();
     near.post_send(&send).expect("room");
     assert_eq!(next(&sent).status, WC_SUCCESS);
+}
+
+#[test]
+fn a_lost_completion_is_fatal_although_only_the_send_queue_failed() {
+    let adapter = Adapter::open();
+    let small = millstream_device::Cq::new(&adapter.context, 2, None).expect("a queue");
+    let near = adapter.qp_with(&small, QpType::Uc, RecvSource::Own).expect("a queue pair");
+    let far = adapter.qp_with(&adapter.cq(), QpType::Uc, RecvSource::Own).expect("a queue pair");
+    ready(&near, far.qpn().get());
+    ready(&far, near.qpn().get());
+    let mut from = vec![1u8; 64];
+    let source = adapter.register(&mut from);
+    let mut bad = element(&from, &source);
+    bad.lkey ^= 1;
+    (0..2).for_each(|_| near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room"));
+    near.post_send(&SendWr { opcode: WR_SEND, sges: &[bad], ..SendWr::default() }).expect("room");
+    let mut events = [(); 2].map(|()| event(&adapter.context, TEST_TIMEOUT).expect("one each"));
+    events.sort_unstable();
+    assert_eq!(events, [CQ_ERR, QP_FATAL]);
+    assert_eq!(near.state(), QpState::Err);
 }
 
 #[test]
