@@ -79,7 +79,7 @@ impl RemoteKeys {
         access: AccessRight,
     ) -> Option<RemoteRange<'_>> {
         // The protection domain is read last: earlier, it would occupy a register during the look-up.
-        Some(RemoteRange::Mapped(self.known(key)?.mapped(target.pd, at, len, access)?))
+        Some(RemoteRange::Mapped(self.known(key)?.mapped(target.pd_of(access), at, len, access)?))
     }
 
     /// A range of the responder `target`, checked. An error is the cause for the completion.
@@ -111,7 +111,7 @@ impl RemoteKeys {
             AccessRight::Read => check_access(mr, target, at, len, ACCESS_REMOTE_READ)?,
             AccessRight::RemoteWrite => check_access(mr, target, at, len, ACCESS_REMOTE_WRITE)?,
             // A receive's memory is a region of a protection domain, never a window of a queue pair.
-            AccessRight::LocalWrite => check(mr, target.pd, at, len, ACCESS_LOCAL_WRITE)?,
+            AccessRight::LocalWrite => check(mr, target.pd_of(access), at, len, ACCESS_LOCAL_WRITE)?,
         }
         if mr.maps(at, len) && (mr.writable || access == AccessRight::Read) {
             return Ok(RemoteRange::Mapped(mr.base.wrapping_add((at - mr.map_start) as usize)));
@@ -200,7 +200,7 @@ pub(super) fn check_access(
     len: u64,
     access: u32,
 ) -> Result<(), u32> {
-    check(mr, target.pd, at, len, access)
+    check(mr, target.pd(), at, len, access)
         .or_else(|cause| check_window_access(mr, target, at, len, access, cause))
 }
 

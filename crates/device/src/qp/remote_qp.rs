@@ -10,6 +10,7 @@ use millstream_shm::MappedRef;
 
 use super::QpType;
 use super::datagram::Elements;
+use super::keys::AccessRight;
 use super::transfer::{ExecError, UNRESPONSIVE};
 use crate::caps::{MAX_QP_WR, MAX_SGE};
 use crate::ipc::{Message, Op, srq_event};
@@ -63,7 +64,10 @@ pub(super) struct RemoteQp {
     slots: Slots,
     ahead: ReadAhead,
     pub(super) cq: CqProducer<MappedRef<CqRing>>,
-    pub(super) pd: u32,
+    /// The protection domain of the queue pair.
+    pd: u32,
+    /// The protection domain of its receives: that of a shared receive queue may be another one.
+    recv_pd: u32,
 }
 
 /// Receives that were copied ahead of their use. The owner of a full queue refills the cache line that the initiator
@@ -135,6 +139,7 @@ impl RemoteQp {
             return None;
         }
         let srq_at = entry.srq.load(Ordering::Relaxed) as usize * 64;
+        let pd = entry.pd.load(Ordering::Relaxed);
         let (srq, slots) = if srq_at == 0 {
             let (mask, sges) = (entry.rq_mask.load(Ordering::Relaxed), entry.rq_sges.load(Ordering::Relaxed));
             (None, Slots::check(peer, entry.rq.load(Ordering::Relaxed) as usize * 64, mask, sges)?)
@@ -144,6 +149,7 @@ impl RemoteQp {
             (Some(srq), slots)
         };
         let cq = bind_cq(peer, entry.recv_cq.load(Ordering::Relaxed) as usize * 64)?;
+        let recv_pd = srq.as_ref().map_or(pd, |srq| srq.ring.pd.load(Ordering::Relaxed));
         Some(Self {
             qpn,
             generation: entry.generation.load(Ordering::Acquire),
@@ -154,7 +160,8 @@ impl RemoteQp {
             slots,
             ahead: ReadAhead::default(),
             cq,
-            pd: entry.pd.load(Ordering::Relaxed),
+            pd,
+            recv_pd,
             entry,
         })
     }
@@ -190,7 +197,19 @@ impl RemoteQp {
             ahead: ReadAhead::default(),
             cq: bind_cq(peer, entry.cq.load(Ordering::Relaxed) as usize * 64)?,
             pd: entry.pd.load(Ordering::Relaxed),
+            recv_pd: entry.pd.load(Ordering::Relaxed),
         })
+    }
+
+    /// The protection domain of the queue pair.
+    pub(super) fn pd(&self) -> u32 {
+        self.pd
+    }
+
+    /// The protection domain of the memory that an access is to.
+    #[inline(always)]
+    pub(super) fn pd_of(&self, access: AccessRight) -> u32 {
+        if access == AccessRight::LocalWrite { self.recv_pd } else { self.pd }
     }
 
     /// The message to the owner of a shared receive queue that fell below its limit.

@@ -7,8 +7,10 @@ use std::time::Duration;
 use millstream_device::qp::state::{QpState, attr};
 use millstream_device::qp::{Qp, QpType, RecvSource};
 use millstream_device::send_wr::SendWr;
-use millstream_device::types::{Sge, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND};
-use millstream_device::{Cq, Errno, Srq};
+use millstream_device::types::{
+    Sge, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_REM_OP_ERR, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND,
+};
+use millstream_device::{Cq, Errno, Pd, Srq};
 use millstream_quantity::Rkey;
 
 use crate::support::{
@@ -183,6 +185,32 @@ fn a_limit_that_is_set_during_a_send_is_reported() {
             next(&queues.sent);
         }
     });
+}
+
+/// Queue pair and shared receive queue may be of two protection domains.
+#[test]
+fn receives_use_the_protection_domain_of_their_queue() {
+    let of_queue = Adapter::open();
+    let of_pair = Adapter { context: of_queue.context.clone(), pd: Pd::new(&of_queue.context) };
+    let (received, sent) = (of_queue.cq(), of_queue.cq());
+    let srq = Srq::new(&of_queue.pd, 4, 1).expect("a shared queue");
+    let shared = RecvSource::Shared(srq.clone());
+    let receiver = of_pair.qp_with(&received, QpType::Rc, shared).expect("a queue pair");
+    let sender = of_pair.qp(&sent).expect("a queue pair");
+    connect_queue_pair(&sender, receiver.qpn().get(), &QpConfig::default());
+    connect_queue_pair(&receiver, sender.qpn().get(), &QpConfig::default());
+    let [mut right, mut wrong, mut data] = [(); 3].map(|()| vec![0u8; 64]);
+    let (of_srq, of_qp) = (of_queue.register(&mut right), of_pair.register(&mut wrong));
+    let source = of_pair.register(&mut data);
+    let sges = [element(&data, &source)];
+    for (request, expected) in [
+        (element(&right, &of_srq), [WC_SUCCESS, WC_SUCCESS]),
+        (element(&wrong, &of_qp), [WC_REM_OP_ERR, WC_LOC_PROT_ERR]),
+    ] {
+        srq.post(1, &[request]).expect("room");
+        sender.post_send(&SendWr { opcode: WR_SEND, sges: &sges, ..SendWr::default() }).expect("room");
+        assert_eq!([next(&sent).status, next(&received).status], expected);
+    }
 }
 
 /// The report of the limit names the queue pair whose message reached it.
