@@ -18,4 +18,6 @@ pub use error::{ConnectError, ConnectErrorKind};
 pub use hello::{Hello, HelloError, MAX_PRIVATE_DATA, is_tls};
 pub use options::{AckTimeout, RcOptions, RnrTimer};
 pub use prepared::{ConnectedQueuePair, PreparedQueuePair};
-pub use tcp::{ADDRESS_RESOLUTION, ControlStream, Listener, dial, listen, set_peer_timeout, wait_readable};
+pub use tcp::{
+    ADDRESS_RESOLUTION, ControlStream, Listener, connect, dial, listen, set_peer_timeout, wait_readable,
+};

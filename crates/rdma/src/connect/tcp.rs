@@ -136,42 +136,61 @@ fn dial_one_of(
     let mut doing = LISTENS;
     let mut resolved = None;
     loop {
-        let (mut refused, mut timed_out, mut unreachable, mut other) = (false, false, None, None);
-        for (index, each) in addresses.iter().enumerate() {
-            let left = deadline.remaining().unwrap_or(VERY_LONG);
-            if left.is_zero() {
-                return Err(ConnectError::new(address, ConnectErrorKind::TimedOut { doing }));
-            }
-            // An address that does not answer leaves the others their time.
-            let share = left / (addresses.len() - index) as u32;
-            match TcpStream::connect_timeout(each, share.max(SHORTEST)) {
-                Ok(stream) => {
-                    set_up(&stream).map_err(|cause| ConnectError::stream(address, "setting it up", cause))?;
-                    return Ok(stream);
-                }
-                Err(cause) => match cause.kind() {
-                    io::ErrorKind::ConnectionRefused => refused = true,
-                    io::ErrorKind::TimedOut => timed_out = true,
-                    io::ErrorKind::HostUnreachable => unreachable = Some(cause),
-                    _ => other = Some(cause),
-                },
-            }
+        if deadline.passed() {
+            return Err(ConnectError::new(address, ConnectErrorKind::TimedOut { doing }));
         }
-        if refused {
-            doing = LISTENS;
-        } else if timed_out {
-            continue;
-        } else if let Some(cause) = unreachable {
-            if resolved.get_or_insert_with(|| Deadline::after(ADDRESS_RESOLUTION)).passed() {
-                return Err(ConnectError::stream(address, ROUTE, cause));
+        let causes = match connect_each(addresses, deadline) {
+            Ok(stream) => {
+                set_up(&stream).map_err(|cause| ConnectError::stream(address, "setting it up", cause))?;
+                return Ok(stream);
             }
+            Err(causes) => causes,
+        };
+        let has = |kind| causes.iter().any(|cause| cause.kind() == kind);
+        if has(io::ErrorKind::ConnectionRefused) {
+            doing = LISTENS;
+        } else if has(io::ErrorKind::TimedOut) {
+            continue;
+        } else if has(io::ErrorKind::HostUnreachable)
+            && !resolved.get_or_insert_with(|| Deadline::after(ADDRESS_RESOLUTION)).passed()
+        {
             doing = ROUTE;
-        } else if let Some(cause) = other {
+        } else {
             // This host has no route to the network of an address, for example.
-            return Err(ConnectError::stream(address, LISTENS, cause));
+            return Err(ConnectError::stream(address, doing, last_of(causes)));
         }
         std::thread::sleep(deadline.remaining().unwrap_or(RETRY).min(RETRY));
     }
+}
+
+/// Connects to a peer that listens, for example at `node7:7471`: one attempt at each address of the name.
+///
+/// # Errors
+/// The address is invalid, or that of the last attempt.
+pub fn connect(address: &str, deadline: Deadline) -> io::Result<TcpStream> {
+    let addresses: Vec<_> = address.to_socket_addrs()?.collect();
+    connect_each(&addresses, deadline).map_err(last_of)
+}
+
+/// One attempt at each address. One that does not answer leaves the others their time.
+fn connect_each(addresses: &[SocketAddr], deadline: Deadline) -> Result<TcpStream, Vec<io::Error>> {
+    let mut causes = Vec::new();
+    for (index, each) in addresses.iter().enumerate() {
+        let share = deadline.remaining().unwrap_or(VERY_LONG) / (addresses.len() - index) as u32;
+        match TcpStream::connect_timeout(each, share.max(SHORTEST)) {
+            Ok(stream) => return Ok(stream),
+            Err(cause) => causes.push(cause),
+        }
+    }
+    Err(causes)
+}
+
+fn last_of(causes: Vec<io::Error>) -> io::Error {
+    causes.into_iter().next_back().unwrap_or_else(no_address)
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the host name has no address")
 }
 
 fn set_up(stream: &TcpStream) -> io::Result<()> {
@@ -201,7 +220,7 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
     let failed = |cause| ConnectError::new(address, ConnectErrorKind::Address { cause });
     let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
     match addresses.is_empty() {
-        true => Err(failed(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"))),
+        true => Err(failed(no_address())),
         false => Ok(addresses),
     }
 }

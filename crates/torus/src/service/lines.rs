@@ -1,7 +1,7 @@
 //! Lines of JSON over a TCP stream.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs as _};
+use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use millstream_rdma::Deadline;
@@ -25,21 +25,6 @@ const IDLE: Duration = Duration::from_secs(2);
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
 const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
-
-/// Connects to the first address of a name that answers before the deadline. A host that is off does not.
-fn connect(address: &str, deadline: Deadline) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
-    let addresses: Vec<_> = address.to_socket_addrs()?.collect();
-    for (index, address) in addresses.iter().enumerate() {
-        // One that does not answer leaves the others their time.
-        let share = deadline.remaining().unwrap_or(PROOF) / (addresses.len() - index) as u32;
-        match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
-            Ok(stream) => return Ok(stream),
-            Err(cause) => last = cause,
-        }
-    }
-    Err(last)
-}
 
 /// A stream of lines.
 #[derive(Debug)]
@@ -81,7 +66,7 @@ impl Lines {
     /// Connects to a supervisor, which proves within `limit` that it knows the run's key.
     pub(crate) fn dial(address: &str, call: Call, who: Who, limit: Duration) -> io::Result<Lines> {
         let deadline = Deadline::after(limit);
-        let mut lines = Lines::new(connect(address, deadline)?)?;
+        let mut lines = Lines::new(millstream_rdma::connect::connect(address, deadline)?)?;
         proof::dial(&lines.stream, call, deadline)?;
         lines.send(&ToSupervisor::Hello { who })?;
         Ok(lines)
