@@ -113,8 +113,7 @@ pub trait Memory {
     ///
     /// # Errors
     /// If it does not.
-    fn allows(&mut self, access: Access) -> Result<(), NakReason> {
-        let _ = access;
+    fn allows(&mut self, _access: Access) -> Result<(), NakReason> {
         Ok(())
     }
 

@@ -200,7 +200,7 @@ pub(super) fn check_access(
     len: u64,
     access: u32,
 ) -> Result<(), u32> {
-    check(mr, target.pd(), at, len, access)
+    check(mr, target.pd, at, len, access)
         .or_else(|cause| check_window_access(mr, target, at, len, access, cause))
 }
 

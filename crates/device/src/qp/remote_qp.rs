@@ -64,8 +64,7 @@ pub(super) struct RemoteQp {
     slots: Slots,
     ahead: ReadAhead,
     pub(super) cq: CqProducer<MappedRef<CqRing>>,
-    /// The protection domain of the queue pair.
-    pd: u32,
+    pub(super) pd: u32,
     /// The protection domain of its receives: that of a shared receive queue may be another one.
     recv_pd: u32,
 }
@@ -184,6 +183,7 @@ impl RemoteQp {
         taken: MappedRef<AtomicU32>,
     ) -> Option<Self> {
         let at = entry.ring.load(Ordering::Relaxed) as usize * 64;
+        let pd = entry.pd.load(Ordering::Relaxed);
         let (srq, slots) = SharedReceives::bind(peer, at, taken, number)?;
         Some(Self {
             entry: self.entry.clone(),
@@ -196,14 +196,9 @@ impl RemoteQp {
             slots,
             ahead: ReadAhead::default(),
             cq: bind_cq(peer, entry.cq.load(Ordering::Relaxed) as usize * 64)?,
-            pd: entry.pd.load(Ordering::Relaxed),
-            recv_pd: entry.pd.load(Ordering::Relaxed),
+            pd,
+            recv_pd: pd,
         })
-    }
-
-    /// The protection domain of the queue pair.
-    pub(super) fn pd(&self) -> u32 {
-        self.pd
     }
 
     /// The protection domain of the memory that an access is to.
