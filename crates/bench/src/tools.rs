@@ -47,12 +47,21 @@ pub enum ToolError {
 ///
 /// # Errors
 /// The error of the last run.
-pub fn retry_clock_calibration<T, E: std::fmt::Display>(
+pub fn retry_clock_calibration<T, E: std::fmt::Display>(run: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    retry_faults(&["Correlation coefficient r^2"], run)
+}
+
+/// Runs programs again, twice at most, that fail by faults of their own: those whose output contains one of these texts.
+///
+/// # Errors
+/// The error of the last run.
+pub fn retry_faults<T, E: std::fmt::Display>(
+    faults: &[&str],
     mut run: impl FnMut() -> Result<T, E>,
 ) -> Result<T, E> {
     for _ in 0..2 {
         match run() {
-            Err(error) if error.to_string().contains("Correlation coefficient r^2") => {}
+            Err(error) if faults.iter().any(|fault| error.to_string().contains(fault)) => {}
             ended => return ended,
         }
     }

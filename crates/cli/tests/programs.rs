@@ -18,19 +18,8 @@ fn wait_for_listener(port: &str) {
 
 /// Waits until a client is connected with the port.
 fn wait_for_connection(port: &str) {
-    let suffix = format!(":{:04X}", port.parse::<u16>().expect("a port"));
-    let is_connected = |line: &str| {
-        let mut fields = line.split_whitespace().skip(1);
-        // Local address, remote address, state; 01 is ESTABLISHED.
-        fields.next().is_some_and(|local| local.ends_with(&suffix)) && fields.nth(1) == Some("01")
-    };
-    let has_connection =
-        |table: &&str| std::fs::read_to_string(table).is_ok_and(|text| text.lines().any(is_connected));
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !["/proc/net/tcp", "/proc/net/tcp6"].iter().any(has_connection) {
-        assert!(Instant::now() < deadline, "nobody connects to port {port}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let port = port.parse().expect("a port");
+    assert!(ports::wait_for_connection(port, Duration::from_secs(20)), "nobody connects to port {port}");
 }
 
 /// Runs server and client of a program. Returns the client's output.

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use millstream_bench::tools::retry_faults;
 use millstream_shm::ports;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -57,17 +58,13 @@ const FAULTS_OF_PROGRAMS: [&str; 4] = [
     "RDMA_CM_EVENT_UNREACHABLE; error: 1.",
 ];
 
-/// The output of server and client, which must both succeed. Three runs may fail by faults of the programs.
+/// The output of server and client, which must both succeed.
 pub(crate) fn both(what: &str, sides: impl Fn() -> [Result<String, String>; 2]) -> [String; 2] {
-    for runs in 1.. {
-        let ends = match sides() {
-            [Ok(server), Ok(client)] => return [server, client],
-            ends => format!("{ends:?}"),
-        };
-        let may_repeat = runs < 4 && FAULTS_OF_PROGRAMS.iter().any(|fault| ends.contains(fault));
-        assert!(may_repeat, "{what}: server and client: {ends}");
-    }
-    unreachable!("a run succeeds or panics")
+    let ended = retry_faults(&FAULTS_OF_PROGRAMS, || match sides() {
+        [Ok(server), Ok(client)] => Ok([server, client]),
+        ends => Err(format!("{what}: server and client: {ends:?}")),
+    });
+    ended.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A free TCP port, which is most likely free for the connection manager, too.

@@ -165,7 +165,6 @@ impl Reconnector {
         self.attempts[direction.index()].busy = true;
         let (connector, sender, wake) =
             (Arc::clone(&self.connector), self.sender.clone(), Arc::clone(&self.wake));
-        let failed = sender.clone();
         let begun = std::thread::Builder::new().spawn(move || {
             let outcome = match work(&connector) {
                 Ok(connected) => Outcome::Connected(direction, incarnation, Box::new(connected)),
@@ -180,7 +179,7 @@ impl Reconnector {
         });
         if let Err(error) = begun {
             tracing::warn!("link {direction} is tried later: {error}");
-            let _ = failed.send(Outcome::Failed(direction, None));
+            let _ = self.sender.send(Outcome::Failed(direction, None));
             self.wake.signal();
         }
     }

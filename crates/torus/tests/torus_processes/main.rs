@@ -280,6 +280,7 @@ fn state(torus: &LaunchedTorus) -> millstream_torus::service::TorusState {
             return state;
         }
         assert!(start.elapsed() < LONG, "no supervisor answers");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -289,11 +290,9 @@ fn await_state(
     is: impl Fn(&millstream_torus::service::TorusState) -> bool,
 ) {
     let start = Instant::now();
-    let mut last = None;
     loop {
-        // A supervisor that does not answer in time is asked again.
-        last = torus.state().or(last);
-        if last.as_ref().is_some_and(&is) {
+        let last = state(torus);
+        if is(&last) {
             return;
         }
         assert!(start.elapsed() < LONG, "{what}: {last:?}");
