@@ -41,7 +41,7 @@ pub enum ToolError {
     },
 }
 
-/// Runs a perftest program up to three times while it fails to calibrate the processor's clock.
+/// Runs a perftest program up to six times while it fails to calibrate the processor's clock.
 ///
 /// On a loaded machine perftest rejects its own calibration (correlation coefficient below 0.9) before it measures.
 ///
@@ -51,7 +51,7 @@ pub fn retry_clock_calibration<T, E: std::fmt::Display>(run: impl FnMut() -> Res
     retry_faults(&["Correlation coefficient r^2"], run)
 }
 
-/// Runs programs again, twice at most, that fail by faults of their own: those whose output contains one of these texts.
+/// Runs programs again, five times at most, that fail by faults of their own: those whose output contains one of these texts.
 ///
 /// # Errors
 /// The error of the last run.
@@ -59,7 +59,7 @@ pub fn retry_faults<T, E: std::fmt::Display>(
     faults: &[&str],
     mut run: impl FnMut() -> Result<T, E>,
 ) -> Result<T, E> {
-    for _ in 0..2 {
+    for _ in 0..5 {
         match run() {
             Err(error) if faults.iter().any(|fault| error.to_string().contains(fault)) => {}
             ended => return ended,

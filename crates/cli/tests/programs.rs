@@ -7,7 +7,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{both, finish, free_port, start};
+use common::{both, finish, finish_both, free_port, start};
 use millstream_shm::ports;
 
 /// Waits until a process listens on the port.
@@ -29,8 +29,7 @@ fn pair(program: &[&str]) -> String {
         let with_port = [program, &["-p", &port]].concat();
         let server = start(&with_port);
         wait_for_listener(&port);
-        let client = finish(start(&[&with_port[..], &["localhost"]].concat()));
-        [finish(server), client]
+        finish_both(server, start(&[&with_port[..], &["localhost"]].concat()))
     });
     client
 }

@@ -9,7 +9,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{both, finish, free_port, start};
+use common::{both, finish, finish_both, free_port, start};
 use millstream_shm::socket;
 
 fn succeeds(words: &[&str]) -> String {
@@ -23,8 +23,9 @@ fn wait_for_listener(port: &str) {
         let names = socket::listening_names("millstream/").unwrap();
         names.iter().any(|held| held.contains("/cm/") && held.contains(&name))
     };
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !listens() && Instant::now() < deadline {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !listens() {
+        assert!(Instant::now() < deadline, "nobody listens on port {port}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -39,8 +40,7 @@ fn pair(server: &[&str], client: &[&str]) -> [String; 2] {
         };
         let serving = run(server);
         wait_for_listener(&port);
-        let client = finish(run(client));
-        [finish(serving), client]
+        finish_both(serving, run(client))
     })
 }
 
@@ -111,8 +111,7 @@ fn a_port_has_one_owner() {
     both("rping", || {
         let third = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
         wait_for_listener(&port);
-        let client = finish(start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]));
-        [finish(third), client]
+        finish_both(third, start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]))
     });
 }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use millstream_bench::tools::retry_faults;
 use millstream_shm::ports;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
+/// Time for a server after its client has failed.
+const LIMIT_WITHOUT_CLIENT: Duration = Duration::from_secs(5);
 
 pub(crate) fn start(program: &[&str]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_millstream"))
@@ -20,8 +22,19 @@ pub(crate) fn start(program: &[&str]) -> Child {
         .expect("the program starts")
 }
 
-/// Waits until a program ends, and returns its output. Kills it after a minute.
-pub(crate) fn finish(mut child: Child) -> Result<String, String> {
+/// Waits until server and client end, and returns their output.
+pub(crate) fn finish_both(server: Child, client: Child) -> [Result<String, String>; 2] {
+    let client = finish(client);
+    let limit = if client.is_ok() { LIMIT } else { LIMIT_WITHOUT_CLIENT };
+    [finish_within(server, limit), client]
+}
+
+/// Waits until a program ends, and returns its output. Kills it after two minutes.
+pub(crate) fn finish(child: Child) -> Result<String, String> {
+    finish_within(child, LIMIT)
+}
+
+fn finish_within(mut child: Child, limit: Duration) -> Result<String, String> {
     // Read while the program runs: a program that has filled a pipe waits.
     let printed = [
         child.stdout.take().map(|from| Box::new(from) as Box<dyn Read + Send>),
@@ -34,7 +47,7 @@ pub(crate) fn finish(mut child: Child) -> Result<String, String> {
             String::from_utf8_lossy(&bytes).into_owned()
         })
     });
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + limit;
     while child.try_wait().expect("our own child").is_none() {
         if Instant::now() > deadline {
             child.kill().expect("our own child");

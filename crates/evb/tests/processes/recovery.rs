@@ -74,6 +74,10 @@ pub(crate) const EVENTS: u64 = 4000;
 /// Fragments of an event: two readout units with two sources each.
 const SOURCES: usize = 4;
 
+/// Timeout of runs in which a process is stopped, in milliseconds: a busy machine may leave the others without a processor for a
+/// second.
+pub(crate) const STALL_MS: u64 = 3000;
+
 /// A run of two seconds or more on generated events that stores all built events in lists.
 pub(crate) struct TestRun {
     folder: TempDir,
@@ -284,7 +288,7 @@ fn batches_that_wait_for_storage_when_the_card_is_killed_are_stored_once() {
 }
 
 fn a_stopped_builder_unit_is_ended_and_its_batches_are_built() {
-    let run = TestRun::new(&["host", "host"], 1000, "", "out");
+    let run = TestRun::new(&["host", "host"], STALL_MS, "", "out");
     let (summary, outcome) = run.run(&builder(1), Signal::STOP, None);
     assert_rebuilt(&summary, 1);
     let ended = outcome.failures.iter().find(|failure| failure.process == builder(1));
@@ -427,7 +431,7 @@ fn assert_selected(outcome: &RunOutcome, events: u64) {
 }
 
 fn a_stopped_readout_unit_is_ended_and_the_run_goes_on() {
-    let run = TestRun::new(&["host", "host"], 1000, "readout_loss = \"deliver\"", "out");
+    let run = TestRun::new(&["host", "host"], STALL_MS, "readout_loss = \"deliver\"", "out");
     let (summary, outcome) = run.run(&readout(1), Signal::STOP, None);
     assert_eq!(summary.recovered, [Unit::Readout(RuIndex(1))], "{summary}");
     assert!(outcome.failures.iter().all(|failure| failure.is_recovered), "{outcome:#?}");
@@ -464,7 +468,7 @@ fn a_killed_readout_unit_joins_again() {
 }
 
 fn a_stopped_readout_unit_joins_again() {
-    let run = TestRun::new(&["host", "host"], 1000, "readout_loss = \"deliver\"\nrestarts = 1", "out");
+    let run = TestRun::new(&["host", "host"], STALL_MS, "readout_loss = \"deliver\"\nrestarts = 1", "out");
     // Long enough for the launcher to kill the stopped process.
     let run = run.with_rate(400);
     let (summary, _) = run.run(&readout(0), Signal::STOP, None);

@@ -1,7 +1,7 @@
 //! Runs whose manager is lost, with a standby manager.
 
 use crate::faults::pid;
-use crate::recovery::{EVENTS, SLOW, TestRun, builder, readout};
+use crate::recovery::{EVENTS, SLOW, STALL_MS, TestRun, builder, readout};
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use millstream_evb::process::RunOutcome;
@@ -135,8 +135,8 @@ fn a_standby_manager_takes_over_from_a_killed_one() {
 }
 
 fn a_stopped_manager_is_replaced_and_changes_nothing_when_it_continues() {
-    let test = TestRun::new(&["host", "host"], 1000, TAKES_OVER, "out");
-    // The standby manager takes over after 1 s; the launcher kills the stopped one after another 1.7 s.
+    let test = TestRun::new(&["host", "host"], STALL_MS, TAKES_OVER, "out");
+    // The launcher kills the stopped manager 1.7 s after the takeover.
     let outcome = assert_went_on_and(&test, vec![(MANAGER, Signal::STOP, 0)], &mut |manager| {
         let _ = kill_process(manager, Signal::CONT);
     });
@@ -145,7 +145,7 @@ fn a_stopped_manager_is_replaced_and_changes_nothing_when_it_continues() {
 }
 
 fn a_manager_that_is_stopped_for_ever_is_replaced() {
-    let test = TestRun::new(&["host", "host"], 1000, TAKES_OVER, "out");
+    let test = TestRun::new(&["host", "host"], STALL_MS, TAKES_OVER, "out");
     let outcome = assert_went_on(&test, vec![(MANAGER, Signal::STOP, 0)]);
     let killed = outcome.failures.iter().find(|failure| failure.process == MANAGER);
     assert!(killed.is_some_and(|failure| failure.reason.contains("did not respond")), "{outcome:#?}");
@@ -270,20 +270,20 @@ fn assert_replaced(test: &TestRun, signals: Vec<(RunProcess, Signal, u64)>) {
 
 fn a_builder_unit_that_is_lost_with_the_manager_is_replaced() {
     for landing in [["host", "host"], ["card", "card"]] {
-        let test = TestRun::new(&landing, 1000, TAKES_OVER, "out");
+        let test = TestRun::new(&landing, STALL_MS, TAKES_OVER, "out");
         assert_replaced(&test, killed_with_the_manager(builder(1)));
     }
 }
 
 fn a_builder_unit_that_is_stopped_when_the_manager_is_lost_is_replaced() {
-    let recovery = format!("{TAKES_OVER}\ntakeover_timeout_ms = 2000");
-    let test = TestRun::new(&["host", "host"], 2000, &recovery, "out");
+    let recovery = format!("{TAKES_OVER}\ntakeover_timeout_ms = 6000");
+    let test = TestRun::new(&["host", "host"], STALL_MS, &recovery, "out");
     assert_replaced(&test, vec![(builder(1), Signal::STOP, 0), (MANAGER, Signal::KILL, 50)]);
 }
 
 fn events_lack_the_sources_of_a_readout_unit_that_is_lost_with_the_manager() {
     let recovery = format!("{TAKES_OVER}\nreadout_loss = \"deliver\"");
-    let test = TestRun::new(&["host", "host"], 2000, &recovery, "out");
+    let test = TestRun::new(&["host", "host"], STALL_MS, &recovery, "out");
     let (summary, outcome, took_over) = run(&test, killed_with_the_manager(readout(1)));
     assert!(took_over && outcome.is_success(), "{summary}\n{outcome:#?}");
     assert_eq!(summary.recovered, [Unit::Readout(RuIndex(1)), Unit::Manager], "{summary}");
@@ -292,7 +292,7 @@ fn events_lack_the_sources_of_a_readout_unit_that_is_lost_with_the_manager() {
 }
 
 fn a_unit_that_the_run_needs_ends_it_when_it_is_lost_with_the_manager() {
-    let test = TestRun::new(&["host", "host"], 2000, TAKES_OVER, "out");
+    let test = TestRun::new(&["host", "host"], STALL_MS, TAKES_OVER, "out");
     let summary = assert_stopped(&test, killed_with_the_manager(readout(1)));
     assert!(summary.lost.contains(&Unit::Readout(RuIndex(1))), "{summary}");
 }
@@ -382,7 +382,7 @@ fn each_manager_is_replaced_while_restarts_are_left() {
 fn managers_that_are_stopped_for_ever_are_replaced() {
     let stop = |process| vec![(process, Signal::STOP)];
     let steps = vec![(When::Progress, stop(MANAGER)), (When::StandbyJoined, stop(STANDBY))];
-    let (summary, outcome, terms) = run_steps(with_restarts(1000, 1), steps);
+    let (summary, outcome, terms) = run_steps(with_restarts(STALL_MS, 1), steps);
     assert_eq!(terms, [Term(2), Term(3)], "{summary}");
     assert_eq!(summary.recovered, [Unit::Manager; 2], "{summary}");
     for process in [MANAGER, STANDBY] {
