@@ -40,9 +40,10 @@ use message::{Message, VERSION};
 /// Timeout for another process's answer. Its thread does nothing else, so only a stopped process takes
 /// longer. The other members hold the same sockets.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
-/// Timeout for processes of this user that are joining or ending.
+/// Timeout for processes of this user that are joining or ending, or of which none answers.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const END_TIMEOUT: Duration = Duration::from_secs(3);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The error of a process that cannot receive on the port.
 #[derive(Debug, thiserror::Error)]
@@ -184,7 +185,7 @@ pub(crate) fn join(
     assert!(qpn_prefix != 0 && qpn_prefix < 0xfff, "qpn_prefix {qpn_prefix:#x} belongs to nobody");
     // No other process joins from here on. The name is released if this process ends.
     let lock = lock(port)?;
-    let Members { mut slots, others, unreachable } = discover(port, qpn_prefix)?;
+    let Members { mut slots, others, unreachable } = discover_sockets(port, qpn_prefix)?;
     let (inbox, sender) = inbox::inbox()?;
     let directory = Arc::new(Directory::new(qpn_prefix, sender));
     directory.expect(others.keys().copied().collect());
@@ -197,13 +198,7 @@ pub(crate) fn join(
             drain(slot.socket.as_fd());
             index
         }
-        None => bind_sockets(port, &mut slots, qpn_prefix).map_err(|error| match error {
-            // All sockets are foreign if no member shows its own.
-            JoinError::ForeignSockets { known: 0, .. } if !others.is_empty() => {
-                JoinError::Silent { port, pids: others.values().map(|other| other.pid).collect() }
-            }
-            other => other,
-        })?,
+        None => bind_sockets(port, &mut slots, qpn_prefix)?,
     };
     let mine = &slots[&index];
     // First every process gets the socket, then datagrams are steered to it.
@@ -286,6 +281,26 @@ struct Members {
     others: BTreeMap<u16, OtherMember>,
     /// Prefixes in names that cannot be connected to. Their owners may be members, or another user's processes.
     unreachable: BTreeSet<u16>,
+}
+
+/// As [`discover`], with the sockets if any member holds some.
+///
+/// # Errors
+/// As for [`discover`]; Silent if no member answers.
+fn discover_sockets(port: u16, own: u16) -> Result<Members, JoinError> {
+    let deadline = Instant::now() + SILENCE_TIMEOUT;
+    loop {
+        let members = discover(port, own)?;
+        if members.others.is_empty() || !members.slots.is_empty() || port_owners(port).is_empty() {
+            return Ok(members);
+        }
+        // A member that waits for a processor answers later.
+        if Instant::now() > deadline {
+            let pids = members.others.values().map(|other| other.pid).collect();
+            return Err(JoinError::Silent { port, pids });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The live members, and the sockets that they hold.
