@@ -30,8 +30,8 @@ struct State {
 struct RunningCommand {
     since: Instant,
     timeout: Duration,
-    /// It was interrupted because of its timeout.
-    timed_out: bool,
+    /// When it was interrupted because of its timeout.
+    timed_out: Option<Instant>,
     /// It did not end within the grace period; the card continues without the queue.
     hung: bool,
 }
@@ -125,7 +125,7 @@ impl QueueControl {
             return Begin::Outlived;
         }
         let since = Instant::now();
-        state.running = Some(RunningCommand { since, timeout, timed_out: false, hung: false });
+        state.running = Some(RunningCommand { since, timeout, timed_out: None, hung: false });
         Begin::Begun
     }
 
@@ -133,7 +133,7 @@ impl QueueControl {
     pub(super) fn ending(&self) -> CommandEnd {
         let running = self.state().running;
         running.map_or_else(CommandEnd::default, |RunningCommand { timed_out, hung, .. }| CommandEnd {
-            timed_out,
+            timed_out: timed_out.is_some(),
             hung,
         })
     }
@@ -145,17 +145,20 @@ impl QueueControl {
         state.running.take().is_some_and(|running| running.hung)
     }
 
-    /// Interrupts a command whose timeout has expired, and declares it hung after the grace period. Returns
+    /// Interrupts a command whose timeout has expired, and declares it hung when the grace period
+    /// has passed since then. Returns
     /// true only in the call that declares it hung.
     pub(crate) fn check_timeout(&self, grace: Duration) -> bool {
         let mut state = self.state();
         let Some(running) = &mut state.running else { return false };
-        let Some(overdue) = running.since.elapsed().checked_sub(running.timeout) else { return false };
-        if !running.timed_out {
-            running.timed_out = true;
-            self.interrupt_requested.store(true, Ordering::SeqCst);
+        if running.since.elapsed() < running.timeout {
+            return false;
         }
-        let newly_hung = overdue >= grace && !running.hung;
+        let interrupted = *running.timed_out.get_or_insert_with(|| {
+            self.interrupt_requested.store(true, Ordering::SeqCst);
+            Instant::now()
+        });
+        let newly_hung = interrupted.elapsed() >= grace && !running.hung;
         running.hung |= newly_hung;
         newly_hung
     }
