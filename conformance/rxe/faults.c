@@ -122,7 +122,7 @@ static void set_up(int rnr_retry, int access)
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	// Not 7 retries: rxe treats that as infinite.
 	to = (struct ibv_qp_attr) {
-		.qp_state = IBV_QPS_RTS, .sq_psn = mine.psn, .timeout = 14, .retry_cnt = 6, .rnr_retry = rnr_retry, .max_rd_atomic = 4,
+		.qp_state = IBV_QPS_RTS, .sq_psn = mine.psn, .timeout = 17, .retry_cnt = 6, .rnr_retry = rnr_retry, .max_rd_atomic = 4,
 	};
 	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 		IBV_QP_MAX_QP_RD_ATOMIC) == 0);

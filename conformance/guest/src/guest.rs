@@ -20,7 +20,7 @@ pub(crate) struct Guest {
 }
 
 /// Time limit for booting under software emulation on a loaded machine.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl Guest {
     pub(crate) fn start(image: &Image, memory: u32, tap: &Tap) -> Result<Self, Error> {

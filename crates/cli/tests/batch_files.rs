@@ -55,7 +55,10 @@ impl Camera {
         let readouts =
             (1..=3).map(|n| format!("[[readout]]\nname = \"crate{n}\"\ninput = \"data/crate{n}.mfs\"\n"));
         let path = self.path(&format!("{name}.toml"));
-        let text = format!("[run]\nname = \"{name}\"\n{run}\n{}{rest}", readouts.collect::<String>());
+        let text = format!(
+            "[run]\nname = \"{name}\"\ntimeout_ms = 20000\n{run}\n{}{rest}",
+            readouts.collect::<String>()
+        );
         std::fs::write(&path, text).unwrap();
         path
     }

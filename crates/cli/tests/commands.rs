@@ -155,7 +155,7 @@ fn the_report_counts_the_payload_of_built_events_without_padding() {
     }
     writer.finish().unwrap();
     let config = folder.path().join("small.toml");
-    let text = "[run]\nname = \"small\"\nbatch = 8\n[[readout]]\nname = \"a\"\ninput = \"small.mfs\"\n\
+    let text = "[run]\nname = \"small\"\nbatch = 8\ntimeout_ms = 20000\n[[readout]]\nname = \"a\"\ninput = \"small.mfs\"\n\
                 [[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n";
     std::fs::write(&config, text).unwrap();
     let report = folder.path().join("report.json");
@@ -178,7 +178,7 @@ fn the_report_counts_the_payload_of_built_events_without_padding() {
 fn a_run_whose_reader_has_gone_saves_its_report_and_picture() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let text = "[run]\nname = \"small\"\nevents = 64\nbatch = 8\n[[readout]]\nname = \"a\"\n[readout.generator]\n\
+    let text = "[run]\nname = \"small\"\nevents = 64\nbatch = 8\ntimeout_ms = 20000\n[[readout]]\nname = \"a\"\n[readout.generator]\n\
                 first_source = 1\nsources = 1\nsize = \"64B\"\n[[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n";
     std::fs::write(file("small.toml"), text).unwrap();
     let (report, picture) = (file("report.json"), file("picture.svg"));
@@ -199,7 +199,7 @@ fn a_run_whose_log_disk_is_full_or_whose_log_reader_has_gone_saves_its_report() 
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     // The run begins with a warning: nothing decides on events.
-    let config = "[run]\nname = \"small\"\nevents = 64\nbatch = 8\n[[readout]]\nname = \"a\"\n[readout.generator]\n\
+    let config = "[run]\nname = \"small\"\nevents = 64\nbatch = 8\ntimeout_ms = 20000\n[[readout]]\nname = \"a\"\n[readout.generator]\n\
                 first_source = 1\nsources = 1\nsize = \"64B\"\n[[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n\
                 [output]\ndirectory = \"accepted\"\n";
     std::fs::write(file("small.toml"), config).unwrap();
@@ -265,7 +265,7 @@ fn a_users_function_decides_on_a_gpu() {
     let config = folder.path().join("function.toml");
     let configuration = |kind: &str| {
         format!(
-            "[run]\nname = \"function\"\nbatch = 8\n[[readout]]\nname = \"a\"\ninput = \"samples.mfs\"\n\
+            "[run]\nname = \"function\"\nbatch = 8\ntimeout_ms = 20000\n[[readout]]\nname = \"a\"\ninput = \"samples.mfs\"\n\
              [[builder]]\nname = \"bu0\"\ncard = \"gpu\"\nslots = 4\n\
              [[card]]\nname = \"gpu\"\nkind = \"{kind}\"\nmemory = \"16MiB\"\nkernel = \"ptx\"\n\
              module = \"{}\"\narguments = [{}]\n",
@@ -304,7 +304,7 @@ fn a_users_function_decides_on_an_emulated_card() {
                   (result i32) (i32.and (i32.wrap_i64 (local.get $number)) (i32.const 1))))";
     std::fs::write(folder.path().join("odd.wat"), module).unwrap();
     let config = folder.path().join("function.toml");
-    let text = "[run]\nname = \"function\"\nbatch = 8\nevents = 64\n[[readout]]\nname = \"ru0\"\n[readout.generator]\n\
+    let text = "[run]\nname = \"function\"\nbatch = 8\ntimeout_ms = 20000\nevents = 64\n[[readout]]\nname = \"ru0\"\n[readout.generator]\n\
                 first_source = 0\nsources = 2\nsize = \"200B\"\nrate_hz = 2000.0\n\
                 [[builder]]\nname = \"bu0\"\ncard = \"card0\"\nslots = 4\n\
                 [[card]]\nname = \"card0\"\nmemory = \"64MiB\"\nkernel = \"wasm\"\nmodule = \"odd.wat\"\n";
@@ -393,7 +393,7 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
     let readouts =
         (1..=3).map(|n| format!("[[readout]]\nname = \"crate{n}\"\ninput = \"data/crate{n}.mfs\"\n"));
     let text = format!(
-        "[run]\nname = \"kept\"\nbatch = 4\nreplay = 1000000\n{}[[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n\
+        "[run]\nname = \"kept\"\nbatch = 4\ntimeout_ms = 20000\nreplay = 1000000\n{}[[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n\
          [output]\ndirectory = \"out\"\nevents = \"built\"\nmax_events = 1000000\nrotate_size = \"4MiB\"\n",
         readouts.collect::<String>()
     );
@@ -481,7 +481,7 @@ fn files_of_a_killed_run_are_listed_and_verified() {
     // The start of another run recovers what is there.
     std::fs::write(
         path("next.toml"),
-        "[run]\nname = \"next\"\nbatch = 8\nevents = 16\n[output]\ndirectory = \"out\"\nevents = \"built\"\n\
+        "[run]\nname = \"next\"\nbatch = 8\ntimeout_ms = 20000\nevents = 16\n[output]\ndirectory = \"out\"\nevents = \"built\"\n\
          [[readout]]\nname = \"ru0\"\n[readout.generator]\nfirst_source = 0\nsources = 1\nsize = \"200B\"\n\
          [[builder]]\nname = \"bu0\"\nslots = 4\nlanding = \"host\"\n",
     )

@@ -17,6 +17,8 @@ const CONFIGURATION: &str = "\
 name = \"test\"
 batch = 8
 replay = 100000000
+timeout_ms = 20000
+drain_timeout_ms = 5000
 
 [[readout]]
 name = \"crate1\"

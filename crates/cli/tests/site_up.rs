@@ -112,7 +112,7 @@ fn ctrl_c_stops_the_run_of_a_site_and_waits_for_its_end() {
          [[event-builder]]\nname = \"elsewhere\"\nconfiguration = \"camera.toml\"\ncontrol = \"192.0.2.7:8080\"\n"
     );
     fs::write(folder.join("site.toml"), site).unwrap();
-    let configuration = "[run]\nname = \"camera\"\nevents = 1000000000\nbatch = 64\n[[readout]]\nname = \"ru0\"\n\
+    let configuration = "[run]\nname = \"camera\"\nevents = 1000000000\nbatch = 64\ntimeout_ms = 20000\n[[readout]]\nname = \"ru0\"\n\
          [readout.generator]\nfirst_source = 1\nsources = 1\nsize = \"4KiB\"\n[[builder]]\nname = \"bu0\"\n\
          landing = \"host\"\nslots = 8\n[output]\ndirectory = \"out\"\nevents = \"built\"\nmax_events = 20000\n";
     fs::write(folder.join("camera.toml"), configuration).unwrap();

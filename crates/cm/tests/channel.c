@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -209,7 +210,8 @@ static void a_signal_ends_waiting(void)
 	struct rdma_ucm_event_resp event;
 	int fd = open_channel(0);
 	sigaction(SIGALRM, &action, NULL);
-	alarm(1);
+	// Again and again: the first signal may come before the call.
+	setitimer(ITIMER_REAL, &(struct itimerval) { .it_interval = { 1, 0 }, .it_value = { 1, 0 } }, NULL);
 	CHECK(next_event(fd, &event) == -EINTR);
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn card_main() {
     let name = format!("net-{}", std::process::id()).parse().unwrap();
     let mut config = CardConfig::new(name, BANK);
     config.bank_count = BANKS;
-    config.lease_duration = Duration::from_millis(500);
+    config.lease_duration = Duration::from_secs(3);
     config.kernels = vec![
         BuiltinKernel { name: "spin", make: || Box::new(Spin) },
         BuiltinKernel { name: "uninterruptible", make: || Box::new(UninterruptibleKernel) },
@@ -88,7 +88,7 @@ impl KernelLoader for SlowLoader {
     }
 
     fn load(&self, _: &[u8]) -> Result<LoadedKernel, Fault> {
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(Duration::from_secs(6));
         Ok(LoadedKernel { name: "slow".to_owned(), kernel: Box::new(Spin) })
     }
 }

@@ -23,13 +23,13 @@ pub(crate) const MEMORY: u64 = 16 << 20;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time for a kernel of a test card to reach a safe point.
-pub(crate) const GRACE: Duration = Duration::from_millis(300);
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// Exit status of a card that ended as its lifetime says.
 pub(crate) const ENDED: i32 = 7;
 
 /// Time for an owner to claim a card that will have one.
-pub(crate) const CLAIM: Duration = Duration::from_secs(4);
+pub(crate) const CLAIM: Duration = Duration::from_secs(8);
 
 /// Kernels of a test card; kernel `i` is loaded into region `i`.
 const KERNELS: [&str; 4] = ["sum", "slow", "broken", "uninterruptible"];
@@ -65,7 +65,7 @@ pub(crate) fn card_main() {
         "unbound" => Lifetime::Unbounded,
         "launcher" => Lifetime::Launcher(stdin()),
         "owner" => Lifetime::Owner { claim_timeout: CLAIM },
-        "nobody" => Lifetime::Owner { claim_timeout: Duration::from_millis(500) },
+        "nobody" => Lifetime::Owner { claim_timeout: Duration::from_secs(3) },
         other => panic!("lifetime {other:?}"),
     };
     let end = serve(config).expect("card");

@@ -17,7 +17,7 @@ use crate::host::{ENDED, GRACE, Process, TIMEOUT, load_kernels, region_of};
 const LEASE: Duration = Duration::from_secs(20);
 
 /// Time for which the kernel ignores interrupts (ms): longer than all other steps of a test.
-const UNINTERRUPTIBLE_MS: u64 = 6000;
+const UNINTERRUPTIBLE_MS: u64 = 12_000;
 
 fn start_uninterruptible(node: &RemoteCard, start: RunRequest) -> u64 {
     node.load(0, KernelSource::Builtin("uninterruptible")).unwrap();
@@ -41,7 +41,7 @@ fn is_stuck(outcome: Result<impl std::fmt::Debug, RemoteError>) {
 /// Waits until the kernel has ended and its region is in service again.
 #[track_caller]
 fn comes_back(node: &RemoteCard) {
-    let until = Instant::now() + TIMEOUT;
+    let until = Instant::now() + 2 * TIMEOUT;
     while state(node, 0) != RegionState::Empty as u32 {
         assert!(Instant::now() < until, "region is in state {}", state(node, 0));
         std::thread::sleep(Duration::from_millis(5));

@@ -140,7 +140,7 @@ fn what_a_card_cannot_load_or_run_ends_with_its_cause_and_the_card_lives() {
 #[test]
 fn a_command_that_is_not_answered_is_waited_for_as_long_as_the_node_said() {
     let card = NetworkCard::start();
-    let timeout = Duration::from_secs(1);
+    let timeout = Duration::from_secs(3);
     let options = RemoteOptions { timeout, ..RemoteOptions::default() };
     let node = RemoteCard::connect(&device(), &card.address, options).unwrap();
     node.acquire(LEASE, TIMEOUT).unwrap();
@@ -268,7 +268,7 @@ fn cards_copy_between_each_other_and_within_themselves() {
 #[test]
 fn attempts_to_connect_a_peer_follow_each_other() {
     let first = NetworkCard::start();
-    let timeout = Duration::from_millis(150);
+    let timeout = Duration::from_secs(1);
     let options = RemoteOptions { timeout, ..RemoteOptions::default() };
     let one = RemoteCard::connect(&device(), &first.address, options).unwrap();
     one.acquire(LEASE, TIMEOUT).unwrap();
@@ -296,7 +296,7 @@ fn attempts_to_connect_a_peer_follow_each_other() {
 #[test]
 fn a_late_failure_to_connect_a_peer_does_not_disconnect_its_successor() {
     let first = NetworkCard::start();
-    let timeout = Duration::from_secs(1);
+    let timeout = Duration::from_secs(3);
     let options = RemoteOptions { timeout, ..RemoteOptions::default() };
     let one = RemoteCard::connect(&device(), &first.address, options).unwrap();
     one.acquire(LEASE, TIMEOUT).unwrap();
@@ -524,7 +524,7 @@ fn a_card_that_dies_in_the_middle_is_noticed() {
     card.kill();
     let started = Instant::now();
     assert!(node.wait(running, TIMEOUT).unwrap_err().is_fatal());
-    assert!(started.elapsed() < TIMEOUT / 2);
+    assert!(started.elapsed() < TIMEOUT);
     assert!(node.read(0, &mut [0]).is_err());
 
     // During a transfer, and during a copy from another card.

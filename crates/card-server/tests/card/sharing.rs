@@ -12,7 +12,7 @@ use millstream_card_abi::registers::at;
 use crate::cards::{BANK, NetworkCard, device};
 use crate::host::TIMEOUT;
 
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(20);
 
 /// Number of different inputs; bytes of each.
 const SEEDS: u64 = 5;

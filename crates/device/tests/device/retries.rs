@@ -162,7 +162,7 @@ fn becomes_ready(b: &mut End, to_a: u32, config: &QpConfig) {
 #[test]
 fn a_peer_that_becomes_ready_gets_the_request() {
     for place in Placement::BOTH {
-        let config = QpConfig::default();
+        let config = QpConfig { timeout: 18, ..QpConfig::default() };
         let (mut a, mut b, to_a) = not_ready(place, &config);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
@@ -199,7 +199,7 @@ fn a_peer_that_stays_silent_costs_the_retries() {
 #[test]
 fn held_back_requests_resume_with_the_send_queue() {
     for place in Placement::BOTH {
-        let config = QpConfig::default();
+        let config = QpConfig { timeout: 18, ..QpConfig::default() };
         let (mut a, mut b, to_a) = not_ready(place, &config);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);

@@ -74,7 +74,11 @@ impl TestInputs {
         card: &str,
         rest: &str,
     ) -> RunConfig {
-        let mut text = format!("[run]\nname = \"test\"\n{run}\n");
+        // Other processes may leave a unit without a processor for seconds.
+        let patience = [("timeout_ms", 10_000), ("drain_timeout_ms", 1500)];
+        let patience = patience.into_iter().filter(|(key, _)| !run.lines().any(|line| line.starts_with(key)));
+        let patience: String = patience.map(|(key, value)| format!("{key} = {value}\n")).collect();
+        let mut text = format!("[run]\nname = \"test\"\n{patience}{run}\n");
         for readout in 1..=readouts {
             write!(text, "[[readout]]\nname = \"ru{readout}\"\ninput = \"crate{readout}.mfs\"\n").unwrap();
         }

@@ -94,6 +94,8 @@ fn files_and_generators_make_one_run() {
 [run]
 name = "mixed"
 batch = 4
+timeout_ms = 10000
+drain_timeout_ms = 1500
 events = 35
 [[readout]]
 name = "file"

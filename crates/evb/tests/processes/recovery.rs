@@ -89,7 +89,7 @@ impl TestRun {
     pub(crate) fn new(landing: &[&str], timeout_ms: u64, recovery: &str, output: &str) -> TestRun {
         let mut text = format!(
             "[run]\nname = \"goes-on\"\nbatch = 8\nevents = {EVENTS}\ntimeout_ms = {timeout_ms}\n\
-             drain_timeout_ms = 300\n[recovery]\n{recovery}\n\
+             drain_timeout_ms = 1000\n[recovery]\n{recovery}\n\
              [output]\ndirectory = \"{output}\"\nevents = \"built\"\n"
         );
         for readout in 0..2 {
@@ -122,7 +122,7 @@ impl TestRun {
         self
     }
 
-    /// Another rate of events, in hertz.
+    /// Another rate of events, in hertz. The first one that is set stays.
     pub(crate) fn with_rate(mut self, rate: u32) -> TestRun {
         self.text = self.text.replace("rate_hz = 2000.0", &format!("rate_hz = {rate}.0"));
         self
@@ -317,7 +317,8 @@ fn a_builder_unit_may_take_long_to_close_its_files() {
 /// Runs with each unit started by a shell, which waits for it. Kills that of builder unit 1. `start` is its command for
 /// the unit. Returns the ids of the shells.
 fn run_with_killed_wrapper(start: &str) -> (TestRun, RunOutcome, Vec<u32>) {
-    let run = TestRun::new(&["host", "host"], 5000, "", "out");
+    // Units of a killed wrapper end after a second or two.
+    let run = TestRun::new(&["host", "host"], 5000, "", "out").with_rate(400);
     let Launcher { program, arguments } = launcher();
     let script = format!("exec 3<&0; {start} \"$0\" \"$@\" <&3 3<&- & wait $!");
     let mut words = vec!["-c".into(), script.into(), program.into_os_string()];
@@ -470,7 +471,7 @@ fn a_killed_readout_unit_joins_again() {
 fn a_stopped_readout_unit_joins_again() {
     let run = TestRun::new(&["host", "host"], STALL_MS, "readout_loss = \"deliver\"\nrestarts = 1", "out");
     // Long enough for the launcher to kill the stopped process.
-    let run = run.with_rate(400);
+    let run = run.with_rate(300);
     let (summary, _) = run.run(&readout(0), Signal::STOP, None);
     assert_joined_readout(&run, &summary, 0, 2);
 }

@@ -60,7 +60,7 @@ pub(crate) fn work(words: &[String]) -> Result<bool, Box<dyn Error>> {
                 std::process::exit(7);
             }
             "slow" if event.number() == 50 => {
-                std::thread::sleep(Duration::from_secs(4));
+                std::thread::sleep(Duration::from_secs(10));
                 true
             }
             "hang" => loop {
@@ -136,7 +136,7 @@ fn config_with(
 /// A batch that waits for its decisions for longer than three timeouts costs no builder unit.
 fn a_worker_may_be_slower_than_the_timeout_of_the_run() {
     let inputs = inputs();
-    let config = config_with(&inputs, &["host", "host"], "timeout_ms = 1000\n", "", &["slow"]);
+    let config = config_with(&inputs, &["host", "host"], "timeout_ms = 3000\n", "", &["slow"]);
     let outcome = run(&config);
     let summary = outcome.summary.as_ref().expect("the run had started");
     assert_eq!((summary.built.events, &summary.recovered[..]), (90, &[][..]), "{summary}");

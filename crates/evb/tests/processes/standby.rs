@@ -7,6 +7,7 @@ use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{RunCommand, RunEvent, RunProcess, commands};
 use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Tests by name.
@@ -136,7 +137,7 @@ fn a_standby_manager_takes_over_from_a_killed_one() {
 
 fn a_stopped_manager_is_replaced_and_changes_nothing_when_it_continues() {
     let test = TestRun::new(&["host", "host"], STALL_MS, TAKES_OVER, "out");
-    // The launcher kills the stopped manager 1.7 s after the takeover.
+    // The launcher kills the stopped manager 4.5 s after the takeover.
     let outcome = assert_went_on_and(&test, vec![(MANAGER, Signal::STOP, 0)], &mut |manager| {
         let _ = kill_process(manager, Signal::CONT);
     });
@@ -195,7 +196,7 @@ fn a_run_that_is_paused_during_a_takeover_says_so() {
 
 fn the_losses_before_a_takeover_are_accounted_for() {
     let recovery = format!("{TAKES_OVER}\nreadout_loss = \"deliver\"");
-    let test = TestRun::new(&["host", "host"], 5000, &recovery, "out");
+    let test = TestRun::new(&["host", "host"], 5000, &recovery, "out").with_rate(SLOW);
     let signals =
         vec![(builder(1), Signal::KILL, 0), (readout(1), Signal::KILL, 300), (MANAGER, Signal::KILL, 600)];
     let (summary, outcome, took_over) = run(&test, signals);
@@ -204,7 +205,9 @@ fn the_losses_before_a_takeover_are_accounted_for() {
         RunProcess::Unit(unit) => unit,
         other => panic!("{other:?} is no unit"),
     });
-    assert_eq!(summary.recovered, lost, "{summary}");
+    // A manager that waited for a processor learns of both at once.
+    let recovered: BTreeSet<Unit> = summary.recovered.iter().copied().collect();
+    assert_eq!((recovered, summary.recovered.len()), (lost.into(), 3), "{summary}");
     assert_eq!(summary.duplicate, summary.rebuilt, "{summary}");
     assert_eq!(summary.built.events + summary.incomplete.readout_lost.events, EVENTS, "{summary}");
     assert!(summary.incomplete.readout_lost.events > 0, "{summary}");
@@ -212,15 +215,10 @@ fn the_losses_before_a_takeover_are_accounted_for() {
 }
 
 fn a_unit_is_lost_and_joins_again_after_a_takeover() {
-    let recovery = format!("{TAKES_OVER}\nrestarts = 1");
-    let test = TestRun::new(&["host", "host"], 5000, &recovery, "out").with_rate(SLOW);
-    let (summary, outcome, took_over) =
-        run(&test, vec![(MANAGER, Signal::KILL, 0), (builder(1), Signal::KILL, 500)]);
-    assert!(took_over && outcome.is_success(), "{summary}\n{outcome:#?}");
+    let steps = vec![(When::Progress, kill(MANAGER)), (When::StandbyJoined, kill(builder(1)))];
+    let (summary, outcome, _) = run_steps(with_restarts(5000, 1), steps);
     assert_eq!(summary.recovered, [Unit::Manager, Unit::Builder(BuIndex(1))], "{summary}");
     assert_eq!(summary.joined, [Unit::Builder(BuIndex(3))], "{summary}\n{outcome:#?}");
-    assert_eq!(summary.built.events, EVENTS, "{summary}");
-    test.assert_all_stored("out");
 }
 
 fn a_run_needs_no_standby_manager() {
@@ -243,13 +241,13 @@ fn assert_stopped(test: &TestRun, signals: Vec<(RunProcess, Signal, u64)>) -> Ru
 }
 
 fn without_its_manager_and_the_standby_a_run_stops() {
-    let test = TestRun::new(&["host", "host"], 5000, TAKES_OVER, "out");
+    let test = TestRun::new(&["host", "host"], 5000, TAKES_OVER, "out").with_rate(SLOW);
     let summary = assert_stopped(&test, vec![(STANDBY, Signal::KILL, 0), (MANAGER, Signal::KILL, 300)]);
     assert_eq!(summary.lost, [Unit::Manager], "{summary}");
 }
 
 fn the_second_manager_has_no_standby() {
-    let test = TestRun::new(&["host", "host"], 5000, TAKES_OVER, "out");
+    let test = TestRun::new(&["host", "host"], 5000, TAKES_OVER, "out").with_rate(SLOW);
     assert_stopped(&test, vec![(MANAGER, Signal::KILL, 0), (STANDBY, Signal::KILL, 500)]);
 }
 
@@ -313,8 +311,8 @@ type Step = (When, Vec<(RunProcess, Signal)>);
 /// Runs with one step after the other. All events are stored and nothing is left. Returns the terms of the managers that took
 /// over.
 fn run_steps(test: TestRun, steps: Vec<Step>) -> (RunSummary, RunOutcome, Vec<Term>) {
-    // Long enough for all steps on a busy host.
-    let test = test.with_rate(800);
+    // Long enough for all steps on a busy host, if the test has not set another rate.
+    let test = test.with_rate(500);
     let (mut processes, mut terms) = (Vec::new(), Vec::new());
     let (mut steps, mut done) = (std::collections::VecDeque::from(steps), 0);
     let outcome = test.launch(&mut |event| {
@@ -382,7 +380,7 @@ fn each_manager_is_replaced_while_restarts_are_left() {
 fn managers_that_are_stopped_for_ever_are_replaced() {
     let stop = |process| vec![(process, Signal::STOP)];
     let steps = vec![(When::Progress, stop(MANAGER)), (When::StandbyJoined, stop(STANDBY))];
-    let (summary, outcome, terms) = run_steps(with_restarts(STALL_MS, 1), steps);
+    let (summary, outcome, terms) = run_steps(with_restarts(STALL_MS, 1).with_rate(300), steps);
     assert_eq!(terms, [Term(2), Term(3)], "{summary}");
     assert_eq!(summary.recovered, [Unit::Manager; 2], "{summary}");
     for process in [MANAGER, STANDBY] {

@@ -272,7 +272,7 @@ fn a_node_without_a_service_network() -> TestResult {
     let torus: Dimensions = "3x2x1".parse()?;
     let mut hosts = Hosts::new("orders", torus);
     let folder = tempfile::tempdir()?;
-    let launcher = Launcher { period_factor: 2, ..supervised(&mut hosts, folder.path(), "3x2x1")? };
+    let launcher = Launcher { period_factor: 8, ..supervised(&mut hosts, folder.path(), "3x2x1")? };
     let mut launched = launcher.launch()?;
     await_state(&launched, "all nodes are well", is_well);
     let (cut_off, dead) = (NodeNumber(2), NodeNumber(3));

@@ -19,7 +19,7 @@ use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::{Direction, NodeNumber};
 use rustix::process::Signal;
 
-use super::{LONG, LONG_PERIODS, application, await_end, await_state, kill, launcher, state};
+use super::{LONG, LONG_PERIODS, PERIOD_FACTOR, application, await_end, await_state, kill, launcher, state};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let failed = |error: LaunchError| Failed::from(error.to_string());
@@ -273,7 +273,7 @@ fn a_machine_that_stands_still() -> Result<(), LaunchError> {
         .map(|pid| pid.expect("started"))
         .collect();
     pids.iter().for_each(|&pid| kill(pid, Signal::STOP));
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_millis(400 * PERIOD_FACTOR));
     pids.iter().for_each(|&pid| kill(pid, Signal::CONT));
     conforms(&mut torus)?;
     await_state(&torus, "all nodes are well", is_well);

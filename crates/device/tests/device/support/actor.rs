@@ -47,7 +47,8 @@ impl Default for QpConfig {
             recv_cqe: 256,
             access: ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC,
             min_rnr_timer: 1,
-            timeout: 14,
+            // Seven retries take seconds: another process may wait for a processor.
+            timeout: 15,
             retry_cnt: 7,
             rnr_retry: 7,
         }
