@@ -145,9 +145,8 @@ impl QueueControl {
         state.running.take().is_some_and(|running| running.hung)
     }
 
-    /// Interrupts a command whose timeout has expired, and declares it hung when the grace period
-    /// has passed since then. Returns
-    /// true only in the call that declares it hung.
+    /// Interrupts a command whose timeout has expired, and declares it hung when the grace period has passed since then.
+    /// Returns true only in the call that declares it hung.
     pub(crate) fn check_timeout(&self, grace: Duration) -> bool {
         let mut state = self.state();
         let Some(running) = &mut state.running else { return false };
