@@ -40,7 +40,7 @@ pub(crate) struct CaseRunner<'a> {
 }
 
 /// Retries of a case whose failure matches a retry rule.
-const MAX_RETRIES: usize = 5;
+const MAX_RETRIES: usize = 2;
 
 /// Time for a server to get ready, and for one side to end after the other has failed.
 const GRACE: Duration = Duration::from_secs(30);

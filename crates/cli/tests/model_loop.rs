@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use millstream_bench::tools::retry_clock_calibration;
 use millstream_shm::ports;
 use network::{Network, is_root};
 
@@ -58,7 +59,7 @@ fn perftest(network: &Network, program: &str, column: usize, size: u64) -> Resul
     ];
     let command = |host: usize, peer: Option<&str>| {
         let mut command = network.command(host, "timeout");
-        command.args(["120", env!("CARGO_BIN_EXE_millstream")]).args(words).args(peer);
+        command.args(["60", env!("CARGO_BIN_EXE_millstream")]).args(words).args(peer);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };
@@ -97,14 +98,11 @@ fn wait_for_listener(network: &Network, port: &str) -> Result<(), String> {
     Err(format!("nobody listens on port {port}"))
 }
 
-/// The best measurement of some rounds, and the ratio of the worst to it, less one. A round that fails is repeated, five times at most.
+/// The best measurement of some rounds, and the ratio of the worst to it, less one. A round that fails is repeated once.
 fn best(network: &Network, (program, column, unit): (&str, usize, &str), size: u64) -> (Measurement, f64) {
     let one = || {
-        let run = || perftest(network, program, column, size);
-        (0..5)
-            .find_map(|_| run().ok())
-            .map_or_else(run, Ok)
-            .unwrap_or_else(|error| panic!("{program}, {size} bytes: {error}"))
+        let run = || retry_clock_calibration(|| perftest(network, program, column, size));
+        run().or_else(|_| run()).unwrap_or_else(|error| panic!("{program}, {size} bytes: {error}"))
     };
     let mut all: Vec<Measurement> = (0..ROUNDS).map(|_| one()).collect();
     all.sort_by(|a, b| a.value.total_cmp(&b.value));

@@ -142,7 +142,7 @@ fn ranks_that_do_not_come_are_named() {
     let mut first = rank(0, 3, &at);
     let mut second = rank(1, 3, &at);
     assert!(!first.0.wait().unwrap().success());
-    assert_eq!(errors(&mut first).trim(), "1 of 3 ranks did not come within 30 s: 2");
+    assert_eq!(errors(&mut first).trim(), "1 of 3 ranks did not come within 8 s: 2");
     assert!(!second.0.wait().unwrap().success());
     assert_eq!(errors(&mut second).trim(), "rank 1: rank 0 has ended or was lost");
 }

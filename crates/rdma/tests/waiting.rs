@@ -163,7 +163,7 @@ fn a_deadline_ends_a_wait_in_time() {
     for milliseconds in [0, 1, 50] {
         let (start, time) = (Instant::now(), Duration::from_millis(milliseconds));
         assert_eq!(a.receive(&mut [], Deadline::after(time)), (WaitOutcome::Deadline, None));
-        assert!(start.elapsed() >= time && start.elapsed() < time + Duration::from_secs(20));
+        assert!(start.elapsed() >= time && start.elapsed() < time + Duration::from_secs(2));
     }
 }
 

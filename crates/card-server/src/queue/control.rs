@@ -31,7 +31,7 @@ struct RunningCommand {
     since: Instant,
     timeout: Duration,
     /// When it was interrupted because of its timeout.
-    timed_out: Option<Instant>,
+    interrupted: Option<Instant>,
     /// It did not end within the grace period; the card continues without the queue.
     hung: bool,
 }
@@ -125,15 +125,15 @@ impl QueueControl {
             return Begin::Outlived;
         }
         let since = Instant::now();
-        state.running = Some(RunningCommand { since, timeout, timed_out: None, hung: false });
+        state.running = Some(RunningCommand { since, timeout, interrupted: None, hung: false });
         Begin::Begun
     }
 
     /// How the running command ends. It counts as running until [`QueueControl::end`]: it has its completion to write.
     pub(super) fn ending(&self) -> CommandEnd {
         let running = self.state().running;
-        running.map_or_else(CommandEnd::default, |RunningCommand { timed_out, hung, .. }| CommandEnd {
-            timed_out: timed_out.is_some(),
+        running.map_or_else(CommandEnd::default, |RunningCommand { interrupted, hung, .. }| CommandEnd {
+            timed_out: interrupted.is_some(),
             hung,
         })
     }
@@ -153,7 +153,7 @@ impl QueueControl {
         if running.since.elapsed() < running.timeout {
             return false;
         }
-        let interrupted = *running.timed_out.get_or_insert_with(|| {
+        let interrupted = *running.interrupted.get_or_insert_with(|| {
             self.interrupt_requested.store(true, Ordering::SeqCst);
             Instant::now()
         });

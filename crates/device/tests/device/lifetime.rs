@@ -175,7 +175,7 @@ fn no_write_after_deregistration_or_destruction() {
                 let expected = if destroy { WC_RETRY_EXC_ERR } else { WC_REM_ACCESS_ERR };
                 assert_eq!(last[0].status, expected);
                 assert_eq!(a.load(&target, 0, len), vec![POISON; len], "{len} bytes, round {round}");
-                assert!(took < Duration::from_secs(10), "{took:?} for a transfer of {len} bytes");
+                assert!(took < Duration::from_secs(1), "{took:?} for a transfer of {len} bytes");
             }
         }
     }
@@ -235,7 +235,7 @@ fn deregistration_does_not_wait_for_transfers_to_come() {
         let other = a.register(Kind::Anonymous, 4096, 0);
         a.deregister(&other);
     }
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     a.deregister(&target);
     assert!(matches!(b.answer(), Reply::Completions(_)));
 }

@@ -122,7 +122,7 @@ impl TestRun {
         self
     }
 
-    /// Another rate of events, in hertz. The first one that is set stays.
+    /// Another rate of events, in hertz.
     pub(crate) fn with_rate(mut self, rate: u32) -> TestRun {
         self.text = self.text.replace("rate_hz = 2000.0", &format!("rate_hz = {rate}.0"));
         self

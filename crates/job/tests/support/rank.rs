@@ -61,7 +61,7 @@ fn first(job: &Job) -> i32 {
     .expect("opens");
     let of_agent = job.clone();
     let here = std::thread::spawn(move || agent::serve_beside_hub(&of_agent, Arc::new(make)));
-    if let Err(error) = hub.wait_for_ranks(Duration::from_secs(30)) {
+    if let Err(error) = hub.wait_for_ranks(Duration::from_secs(8)) {
         eprintln!("{error}");
         return 1;
     }

@@ -37,8 +37,8 @@ pub(crate) use member::Member;
 use member::MemberThread;
 use message::{Message, VERSION};
 
-/// Timeout for another process's answer. Its thread does nothing else, so only a stopped process takes
-/// longer. The other members hold the same sockets.
+/// Timeout for another process's answer. Its thread does nothing else, so only a process that is stopped, or waits for a
+/// processor, takes longer. The other members hold the same sockets.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 /// Timeout for processes of this user that are joining or ending, or of which none answers.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);

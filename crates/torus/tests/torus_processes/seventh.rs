@@ -299,7 +299,7 @@ fn an_outside_host_uses_every_node(dimensions: &str, gateway: u16) -> Result<(),
     assert_success(&mut host);
     let total = finished(torus)?;
     assert_eq!((total.outside.hosts, total.outside.cancelled, total.outside.refused_hosts), (1, 0, 0));
-    assert_eq!((total.dropped_total(), total.malformed), (0, 0), "{total}");
+    assert_eq!((total.dropped_total(), total.malformed, total.repeated), (0, 0, 0), "{total}");
     assert!(total.outside.commands > 200 && total.staged_bytes > 0, "{total}");
     Ok(())
 }
