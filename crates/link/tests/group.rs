@@ -334,6 +334,44 @@ fn few_descriptors() {
     }
 }
 
+/// The only other member waits for a processor while a process joins.
+#[test]
+fn a_member_that_answers_late_shares_the_port() {
+    let port = port();
+    let mut late = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "late_member", "--ignored", "--nocapture"])
+        .env(PORT, port.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(late.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line == "joined"));
+    let pid = late.id() as i32;
+    // SAFETY: our own child.
+    let signal = move |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    signal(libc::SIGSTOP);
+    let goes_on = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(600));
+        signal(libc::SIGCONT);
+    });
+    let newcomer = Udp::join_port(0x3, port).unwrap();
+    goes_on.join().unwrap();
+    send(&newcomer, LOCALHOST, 64, &mut packet(0x3 << 12, 5, 64));
+    assert_eq!(receive(&newcomer, 1), [5]);
+    drop(late.stdin.take());
+    assert!(late.wait().unwrap().success());
+}
+
+#[test]
+#[ignore = "the other process of the test before"]
+fn late_member() {
+    let port = std::env::var(PORT).unwrap().parse().unwrap();
+    let _member = Udp::join_port(0x2, port).unwrap();
+    println!("\njoined");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
 /// User ID of another user. Most systems have no such user.
 const OTHER_USER: u32 = 65_532;
 

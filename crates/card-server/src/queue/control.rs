@@ -205,6 +205,13 @@ mod tests {
         assert!(control.check_timeout(Duration::ZERO) && control.is_hung_on(0) && !control.is_hung_on(1));
         assert!(!control.check_timeout(Duration::ZERO), "reported once");
         assert_eq!((control.ending(), control.end()), (CommandEnd { timed_out: true, hung: true }, true));
+        // The grace period begins with the interrupt, however late that is.
+        let grace = Duration::from_millis(200);
+        assert!(begins(Duration::ZERO));
+        std::thread::sleep(grace);
+        assert!(!control.check_timeout(grace) && control.interrupt_requested().load(Ordering::SeqCst));
+        std::thread::sleep(grace);
+        assert!(control.check_timeout(grace) && control.end());
         // The next command has its own timeout.
         assert!(begins(LONG) && !control.interrupt_requested().load(Ordering::SeqCst));
         assert_eq!((control.check_timeout(Duration::ZERO), control.ending()), (false, CommandEnd::default()));
