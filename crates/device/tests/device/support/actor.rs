@@ -12,7 +12,7 @@ use millstream_device::types::{
     WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
 };
 use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp, gid};
-use millstream_quantity::{Qpn, Rkey};
+use millstream_quantity::{Psn, Qpn, Rkey};
 use serde::{Deserialize, Serialize};
 
 use super::memory::{self, Kind, Memory};
@@ -33,6 +33,8 @@ pub(crate) struct QpConfig {
     pub(crate) timeout: u8,
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
+    /// Of the first packet, both ways.
+    pub(crate) first_psn: u32,
 }
 
 impl Default for QpConfig {
@@ -51,6 +53,7 @@ impl Default for QpConfig {
             timeout: 15,
             retry_cnt: 7,
             rnr_retry: 7,
+            first_psn: 0,
         }
     }
 }
@@ -256,6 +259,8 @@ pub(crate) fn attributes(config: &QpConfig, state: QpState, dest_qpn: u32) -> Qp
         timeout: config.timeout,
         retry_cnt: config.retry_cnt,
         rnr_retry: config.rnr_retry,
+        rq_psn: Psn::new(config.first_psn),
+        sq_psn: Psn::new(config.first_psn),
         path: AddressVector {
             is_global: true,
             dgid: LOOPBACK,
