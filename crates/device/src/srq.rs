@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use millstream_lockfree::SpinGuard;
 use millstream_shm::ArenaBlock;
 
 use crate::adapter::LocalAdapter;
@@ -15,7 +16,7 @@ use crate::event_sources::EventSource;
 use crate::ipc::{Message, Op, srq_event};
 use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len, taken_request};
 use crate::pd::Pd;
-use crate::srq_wqes::SrqWqes;
+use crate::srq_wqes::{SrqPoster, SrqWqes};
 use crate::types::Sge;
 use crate::xrc::{XrcMembership, Xrcd};
 use crate::xrc_srq_table::{self, XrcSrqOps};
@@ -210,25 +211,34 @@ impl Srq {
         }
         let mut poster = self.slots.lock();
         let slot = poster.free.pop().ok_or(Errno::NOMEM)?;
-        let mask = self.ring.mask.load(Ordering::Relaxed) & (self.slots.count() - 1);
         let base = self.adapter.arena.at(self.block.offset).as_ptr();
-        // SAFETY: the slot and its index in the order are inside the block; the slot is free.
+        // SAFETY: the slot is inside the block, and free.
         unsafe {
             let at = base.add(self.slots_offset + slot as usize * recv_slot_len(self.max_sge));
             let elements = at.add(size_of::<RecvSlot>()).cast::<Sge>();
             elements.copy_from_nonoverlapping(sges.as_ptr(), sges.len());
             (*at.cast::<RecvSlot>()).n_sge.store(sges.len() as u32, Ordering::Relaxed);
+        }
+        self.slots.record(slot, poster.tail, wr_id, sges);
+        self.publish(poster, slot);
+        Ok(())
+    }
+
+    /// Appends the request that was recorded in `slot` to the queue.
+    fn publish(&self, mut poster: SpinGuard<'_, SrqPoster>, slot: u32) {
+        let mask = self.ring.mask.load(Ordering::Relaxed) & (self.slots.count() - 1);
+        let base = self.adapter.arena.at(self.block.offset).as_ptr();
+        // SAFETY: the index is masked to entries that exist, inside the block.
+        unsafe {
             let order = base.add(size_of::<SrqRing>()).cast::<u32>();
             order.add((poster.tail & mask) as usize).write_volatile(slot);
         }
-        self.slots.record(slot, poster.tail, wr_id, sges);
         poster.tail = poster.tail.wrapping_add(1);
         self.ring.tail.store(poster.tail, Ordering::Release);
         drop(poster);
         if self.ring.rnr_wait.load(Ordering::Relaxed) != 0 {
             self.notify_senders();
         }
-        Ok(())
     }
 
     /// Notifies senders that wait for a receive request. The first one to retry gets it.
@@ -249,23 +259,35 @@ impl Srq {
         }
     }
 
-    /// Frees a request that a peer took, as `record` says, and will not complete. The record is stale if the
-    /// peer exited before it took the request, or after it completed it.
+    /// Frees the request that a peer took, as `record` says, and will not complete. Its completion is lost.
     pub(crate) fn reclaim(&self, record: u32) {
-        let Some((slot, at)) = taken_request::decode(record) else { return };
-        if slot >= self.slots.count() {
-            return;
+        if let Some((slot, at)) = self.abandoned(record) {
+            self.slots.reclaim(slot, at);
         }
-        let Some(guard) = self.ring.lock.lock(self.adapter.owner_id()) else { return };
+    }
+
+    /// Posts the request again that a peer took, as `record` says, and will not complete.
+    pub(crate) fn repost(&self, record: u32) {
+        let Some((slot, at)) = self.abandoned(record) else { return };
+        let poster = self.slots.lock();
+        if self.slots.record_again(slot, at, poster.tail) {
+            self.publish(poster, slot);
+        }
+    }
+
+    /// The request that a peer took, as `record` says, and will not complete: its slot, and the low half of the number under
+    /// which it was posted. The record is stale if the peer exited before it took the request, or after it completed it.
+    pub(crate) fn abandoned(&self, record: u32) -> Option<(u32, u16)> {
+        let (slot, at) = taken_request::decode(record).filter(|(slot, _)| *slot < self.slots.count())?;
+        let guard = self.ring.lock.lock(self.adapter.owner_id())?;
         let (head, tail) = (self.ring.head.load(Ordering::Acquire), self.slots.lock().tail);
         let waiting = tail.wrapping_sub(head).min(self.slots.count());
         let is_waiting = (0..waiting).any(|i| self.order_at(tail.wrapping_sub(i + 1)) == slot);
         drop(guard);
-        // If another peer has taken it meanwhile, that peer stored its record before it took the request.
-        if is_waiting || self.is_in_use(record, slot) {
-            return;
-        }
-        self.slots.reclaim(slot, at);
+        // If another peer has taken it meanwhile, that peer stored its record before it took the request. Asked last: a
+        // completion that was polled meanwhile has changed the slot.
+        let is_free = !is_waiting && !self.is_in_use(record, slot) && self.slots.is_posted_as(slot, at);
+        is_free.then_some((slot, at))
     }
 
     /// Whether a peer will complete a request, or has completed it.
@@ -360,7 +382,7 @@ impl XrcSrqOps for Srq {
         match event {
             srq_event::LIMIT => self.limit_reached(),
             srq_event::CQ_OVERRUN => membership.cq().check_overrun(),
-            srq_event::RECV_ABANDONED => self.reclaim(membership.take_abandoned()),
+            srq_event::RECV_ABANDONED => self.repost(membership.take_abandoned()),
             _ => {}
         }
     }

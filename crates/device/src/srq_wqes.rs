@@ -67,13 +67,26 @@ impl SrqWqes {
         Some(self.free(slot))
     }
 
+    /// Whether the request of `slot` is still the one that was posted as `at`.
+    pub(crate) fn is_posted_as(&self, slot: u32, at: u16) -> bool {
+        self.posted[slot as usize].load(Ordering::Acquire) == posted_as(at)
+    }
+
     /// Frees `slot` if its request is still the one that was posted as `at`.
     pub(crate) fn reclaim(&self, slot: u32, at: u16) {
-        let Some(posted) = self.posted.get(slot as usize) else { return };
-        let same = posted.compare_exchange(posted_as(at), NOT_POSTED, Ordering::AcqRel, Ordering::Relaxed);
-        if same.is_ok() {
+        if self.change(slot, at, NOT_POSTED) {
             self.free(slot);
         }
+    }
+
+    /// Records the request of `slot` as the `next`th to be posted; false if it is no longer the one that was posted as `at`.
+    pub(crate) fn record_again(&self, slot: u32, at: u16, next: u32) -> bool {
+        self.change(slot, at, posted_as(next as u16))
+    }
+
+    fn change(&self, slot: u32, at: u16, to: u32) -> bool {
+        let posted = &self.posted[slot as usize];
+        posted.compare_exchange(posted_as(at), to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     fn free(&self, slot: u32) -> Received {

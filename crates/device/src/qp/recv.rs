@@ -55,9 +55,9 @@ impl Qp {
 
     /// Flushes the receives, and those that are posted from now on. No initiator may use one: [`Qp::quiesce`] comes first.
     pub(super) fn flush_receives(&self) {
-        if self.recv.srq.is_some() {
+        if let Some(srq) = &self.recv.srq {
             // The shared queue still serves other queue pairs.
-            self.return_taken_recv();
+            self.flush_taken_recv(srq);
             if !self.recv.last_wqe_reported.swap(true, Ordering::AcqRel) {
                 self.raise(EVENT_QP_LAST_WQE_REACHED);
             }
@@ -81,18 +81,30 @@ impl Qp {
         self.entry.rq_head.store(tail, Ordering::Release);
     }
 
-    /// Returns the receive that a peer took from the shared receive queue and did not complete.
-    pub(super) fn return_taken_recv(&self) {
+    /// Flushes the receive that a peer took from the shared receive queue and did not complete.
+    fn flush_taken_recv(&self, srq: &Srq) {
+        let record = self.entry.srq_taken.swap(0, Ordering::AcqRel);
+        // If the completion queue is full or its lock is not available, the receive is dropped.
+        if let Some((slot, _)) = srq.abandoned(record)
+            && !self.recv.cq.push_shared(self.flushed_receive(slot))
+        {
+            srq.reclaim(record);
+        }
+    }
+
+    /// Drops the receive that a peer took from the shared receive queue and did not complete: a queue pair in RESET has no
+    /// completions.
+    pub(super) fn drop_taken_recv(&self) {
         if let Some(srq) = &self.recv.srq {
             srq.reclaim(self.entry.srq_taken.swap(0, Ordering::AcqRel));
         }
     }
 
-    /// Returns the receive that an exited sender of a datagram took, while other senders continue.
+    /// Takes back the receive that an exited sender of a datagram took, while other senders continue. It is posted again.
     pub(crate) fn take_back_abandoned(&self) {
         match (self.kind, &self.recv.srq) {
             (QpType::Ud, Some(srq)) => {
-                srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));
+                srq.repost(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));
             }
             (QpType::Ud, None) => self.consume_completed(),
             _ => {}

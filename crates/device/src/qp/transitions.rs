@@ -272,7 +272,7 @@ impl Qp {
         self.entry.dest_qpn.store(0, Ordering::Release);
         self.entry_changed();
         self.begin_connection();
-        self.return_taken_recv();
+        self.drop_taken_recv();
         self.forget_completions(|| {
             let poster = self.work_queues.recv.lock();
             self.recv.flushes.store(false, Ordering::Relaxed);
@@ -347,7 +347,7 @@ impl Qp {
         self.adapter.mrs.unbind_all_of(self.qpn);
         self.quiesce();
         self.clear_send_queue(&mut self.send.queue.lock());
-        self.return_taken_recv();
+        self.drop_taken_recv();
         self.forget_completions(|| self.adapter.qps.remove(self.qpn));
         if let Some(srq) = &self.recv.srq {
             // A report of a limit that names this queue pair finds none from here on.

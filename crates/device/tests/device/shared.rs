@@ -8,7 +8,8 @@ use millstream_device::qp::state::{QpState, attr};
 use millstream_device::qp::{Qp, QpType, RecvSource};
 use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
-    Sge, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_REM_OP_ERR, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND,
+    Sge, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_REM_OP_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_WRITE,
+    WR_SEND,
 };
 use millstream_device::{Cq, Errno, Pd, Srq};
 use millstream_quantity::Rkey;
@@ -250,14 +251,14 @@ fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
 }
 
 #[test]
-fn a_request_taken_by_an_exited_sender_is_returned() {
+fn a_request_taken_by_an_exited_sender_is_flushed() {
     let adapter = Adapter::open();
     for ends in ["error", "reset", "destroyed"] {
         while !exits_within_a_message(&adapter, ends) {}
     }
 }
 
-/// Kills the sender during a message and destroys the receiver. False if the message completed first.
+/// Kills the sender during a message and ends the connection. False if the message completed first.
 fn exits_within_a_message(adapter: &Adapter, ends: &str) -> bool {
     const LEN: usize = 64 << 20;
     let config = QpConfig::default();
@@ -283,6 +284,10 @@ fn exits_within_a_message(adapter: &Adapter, ends: &str) -> bool {
         "error" => receiver.modify(&attributes(&config, QpState::Err, 0), attr::STATE).expect("to ERR"),
         "reset" => receiver.modify(&attributes(&config, QpState::Reset, 0), attr::STATE).expect("to RESET"),
         _ => receiver.destroy(),
+    }
+    if ends == "error" {
+        let wc = next(&cq);
+        assert_eq!((wc.wr_id, wc.status, wc.qp_num), (1, WC_WR_FLUSH_ERR, receiver.qpn().get()));
     }
     assert!(is_empty(&cq), "the message was not whole");
     assert_eq!(srq.post(3, &[]), Ok(()), "the place of the request, when the receiver is {ends}");

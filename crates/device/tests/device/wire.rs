@@ -45,7 +45,7 @@ const MODULES: [&str; 9] = [
 ];
 
 /// Tests that do not apply to packets, with the reason.
-const SHARED_MEMORY_ONLY: [(&str, &str); 16] = [
+const SHARED_MEMORY_ONLY: [(&str, &str); 15] = [
     (
         "a_limit_that_is_set_during_a_send",
         "the race is between processes that share the queue; thousands take minutes",
@@ -66,7 +66,6 @@ const SHARED_MEMORY_ONLY: [(&str, &str); 16] = [
         "packet numbers restart at zero: packets of the former connection fit the new one",
     ),
     ("each_message_meets_its_own_receive", "as above: both ends are reset"),
-    ("a_request_taken_by_an_exited_sender", "a packet takes a receive only when it has arrived"),
     (
         "an_atomic_operation_on_no_word",
         "no packet is sent for a misaligned word: the responder does not fail",
