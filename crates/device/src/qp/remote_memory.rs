@@ -272,7 +272,11 @@ fn copy_by_pieces(
             let piece = process_vm::IoVec { base: here as u64 + done as u64, len };
             let remote = process_vm::IoVec { base: mr.va(start) + done as u64, len };
             // SAFETY: the local piece is the application's registered (or inline) memory.
-            let copy = || unsafe { process_vm::copy(peer.memory_thread(), &[piece], remote, direction) };
+            let copy = || unsafe {
+                let tid = peer.memory_thread();
+                process_vm::copy(tid, &[piece], remote, direction)?;
+                if direction == Direction::Read { process_vm::check_read(tid, piece, remote) } else { Ok(()) }
+            };
             copy_while_pages_move(mr, copy).map_err(|error| match error.raw_os_error() {
                 Some(libc::ESRCH) => failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE),
                 _ => {
