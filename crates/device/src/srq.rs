@@ -259,35 +259,32 @@ impl Srq {
         }
     }
 
-    /// Frees the request that a peer took, as `record` says, and will not complete. Its completion is lost.
-    pub(crate) fn reclaim(&self, record: u32) {
-        if let Some((slot, at)) = self.abandoned(record) {
-            self.slots.reclaim(slot, at);
-        }
-    }
-
-    /// Posts the request again that a peer took, as `record` says, and will not complete.
-    pub(crate) fn repost(&self, record: u32) {
-        let Some((slot, at)) = self.abandoned(record) else { return };
-        let poster = self.slots.lock();
-        if self.slots.record_again(slot, at, poster.tail) {
-            self.publish(poster, slot);
-        }
-    }
-
-    /// The request that a peer took, as `record` says, and will not complete: its slot, and the low half of the number under
-    /// which it was posted. The record is stale if the peer exited before it took the request, or after it completed it.
-    pub(crate) fn abandoned(&self, record: u32) -> Option<(u32, u16)> {
+    /// Takes a request back that a peer took, as `record` says, and will not complete: its slot, which the caller frees or uses.
+    /// None if the record is stale: the peer exited before it took the request, or after it completed it.
+    pub(crate) fn take_back(&self, record: u32) -> Option<u32> {
         let (slot, at) = taken_request::decode(record).filter(|(slot, _)| *slot < self.slots.count())?;
         let guard = self.ring.lock.lock(self.adapter.owner_id())?;
         let (head, tail) = (self.ring.head.load(Ordering::Acquire), self.slots.lock().tail);
         let waiting = tail.wrapping_sub(head).min(self.slots.count());
         let is_waiting = (0..waiting).any(|i| self.order_at(tail.wrapping_sub(i + 1)) == slot);
         drop(guard);
-        // If another peer has taken it meanwhile, that peer stored its record before it took the request. Asked last: a
+        // If another peer has taken it meanwhile, that peer stored its record before it took the request. Changed last: a
         // completion that was polled meanwhile has changed the slot.
-        let is_free = !is_waiting && !self.is_in_use(record, slot) && self.slots.is_posted_as(slot, at);
-        is_free.then_some((slot, at))
+        let is_free = !is_waiting && !self.is_in_use(record, slot) && self.slots.take_back(slot, at);
+        is_free.then_some(slot)
+    }
+
+    /// Frees the slot of a request that was taken back. Its completion is lost.
+    pub(crate) fn free(&self, slot: u32) {
+        let _ = self.slots.complete(slot);
+    }
+
+    /// Posts a request again that was taken back.
+    pub(crate) fn post_again(&self, slot: u32) {
+        let poster = self.slots.lock();
+        if self.slots.record_again(slot, poster.tail) {
+            self.publish(poster, slot);
+        }
     }
 
     /// Whether a peer will complete a request, or has completed it.
@@ -382,7 +379,12 @@ impl XrcSrqOps for Srq {
         match event {
             srq_event::LIMIT => self.limit_reached(),
             srq_event::CQ_OVERRUN => membership.cq().check_overrun(),
-            srq_event::RECV_ABANDONED => self.repost(membership.take_abandoned()),
+            srq_event::RECV_ABANDONED => {
+                // No sender takes a request meanwhile: nobody but the record knows who has one.
+                if let Some(slot) = membership.take_abandoned(|record| self.take_back(record)) {
+                    self.post_again(slot);
+                }
+            }
             _ => {}
         }
     }

@@ -15,12 +15,15 @@ const fn posted_as(at: u16) -> u32 {
     1 << 16 | at as u32
 }
 
+/// In [`SrqWqes::posted`]: the owner took this request back. It still can complete.
+const TAKEN_BACK: u32 = 2 << 16;
+
 /// The slots of a shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SrqWqes {
     poster: SpinLock<SrqPoster>,
     wqes: Box<[RecvWqe]>,
-    /// The state of each slot: [`NOT_POSTED`] or [`posted_as`].
+    /// The state of each slot: [`NOT_POSTED`], [`posted_as`] or [`TAKEN_BACK`].
     posted: Box<[AtomicU32]>,
 }
 
@@ -67,26 +70,19 @@ impl SrqWqes {
         Some(self.free(slot))
     }
 
-    /// Whether the request of `slot` is still the one that was posted as `at`.
-    pub(crate) fn is_posted_as(&self, slot: u32, at: u16) -> bool {
-        self.posted[slot as usize].load(Ordering::Acquire) == posted_as(at)
+    /// Takes the request of `slot` back, once; false if it is no longer the one that was posted as `at`.
+    pub(crate) fn take_back(&self, slot: u32, at: u16) -> bool {
+        self.change(slot, posted_as(at), TAKEN_BACK)
     }
 
-    /// Frees `slot` if its request is still the one that was posted as `at`.
-    pub(crate) fn reclaim(&self, slot: u32, at: u16) {
-        if self.change(slot, at, NOT_POSTED) {
-            self.free(slot);
-        }
+    /// Records a request that was taken back as the `at`th to be posted; false if it has completed.
+    pub(crate) fn record_again(&self, slot: u32, at: u32) -> bool {
+        self.change(slot, TAKEN_BACK, posted_as(at as u16))
     }
 
-    /// Records the request of `slot` as the `next`th to be posted; false if it is no longer the one that was posted as `at`.
-    pub(crate) fn record_again(&self, slot: u32, at: u16, next: u32) -> bool {
-        self.change(slot, at, posted_as(next as u16))
-    }
-
-    fn change(&self, slot: u32, at: u16, to: u32) -> bool {
+    fn change(&self, slot: u32, from: u32, to: u32) -> bool {
         let posted = &self.posted[slot as usize];
-        posted.compare_exchange(posted_as(at), to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        posted.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     fn free(&self, slot: u32) -> Received {

@@ -216,17 +216,22 @@ impl XrcMembership {
         self.cq.recover_lock();
     }
 
-    /// Takes the record of the request that an exited sender took; zero for none.
-    pub(crate) fn take_abandoned(&self) -> u32 {
-        take_abandoned(&self.entry.delivery, &self.entry.taken, self.adapter.id.pid)
+    /// Takes the record of the request that an exited sender took, for `take_back`, which runs while no sender takes a request.
+    pub(crate) fn take_abandoned<T>(&self, take_back: impl FnOnce(u32) -> Option<T>) -> Option<T> {
+        take_abandoned(&self.entry.delivery, &self.entry.taken, self.adapter.id.pid, take_back)
     }
 }
 
-/// Takes the record of a request that an initiator took and did not complete; zero for none. While another initiator
-/// holds the lock, the record is its own. The wait is short, because the next initiator reports the record again.
-pub(crate) fn take_abandoned(delivery: &RobustLock, taken: &AtomicU32, me: u32) -> u32 {
-    let guard = delivery.lock_within(me, Duration::from_millis(100));
-    if guard.is_some() { taken.swap(0, Ordering::AcqRel) } else { 0 }
+/// Takes the record of a request that an initiator took and did not complete, for `take_back`, which runs under the lock. While
+/// another initiator holds the lock, the record is its own. The wait is short, because the next initiator reports the record again.
+pub(crate) fn take_abandoned<T>(
+    delivery: &RobustLock,
+    taken: &AtomicU32,
+    me: u32,
+    take_back: impl FnOnce(u32) -> Option<T>,
+) -> Option<T> {
+    let _guard = delivery.lock_within(me, Duration::from_millis(100))?;
+    take_back(taken.swap(0, Ordering::AcqRel))
 }
 
 impl Drop for XrcMembership {

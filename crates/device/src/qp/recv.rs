@@ -83,20 +83,21 @@ impl Qp {
 
     /// Flushes the receive that a peer took from the shared receive queue and did not complete.
     fn flush_taken_recv(&self, srq: &Srq) {
-        let record = self.entry.srq_taken.swap(0, Ordering::AcqRel);
         // If the completion queue is full or its lock is not available, the receive is dropped.
-        if let Some((slot, _)) = srq.abandoned(record)
+        if let Some(slot) = srq.take_back(self.entry.srq_taken.swap(0, Ordering::AcqRel))
             && !self.recv.cq.push_shared(self.flushed_receive(slot))
         {
-            srq.reclaim(record);
+            srq.free(slot);
         }
     }
 
     /// Drops the receive that a peer took from the shared receive queue and did not complete: a queue pair in RESET has no
     /// completions.
     pub(super) fn drop_taken_recv(&self) {
-        if let Some(srq) = &self.recv.srq {
-            srq.reclaim(self.entry.srq_taken.swap(0, Ordering::AcqRel));
+        if let Some(srq) = &self.recv.srq
+            && let Some(slot) = srq.take_back(self.entry.srq_taken.swap(0, Ordering::AcqRel))
+        {
+            srq.free(slot);
         }
     }
 
@@ -104,7 +105,12 @@ impl Qp {
     pub(crate) fn take_back_abandoned(&self) {
         match (self.kind, &self.recv.srq) {
             (QpType::Ud, Some(srq)) => {
-                srq.repost(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));
+                let (delivery, taken) = (&self.entry.delivery, &self.entry.srq_taken);
+                let taken_back =
+                    take_abandoned(delivery, taken, self.adapter.id.pid, |record| srq.take_back(record));
+                if let Some(slot) = taken_back {
+                    srq.post_again(slot);
+                }
             }
             (QpType::Ud, None) => self.consume_completed(),
             _ => {}

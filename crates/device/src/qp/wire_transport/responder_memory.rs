@@ -233,6 +233,11 @@ impl ResponderMemory {
         let adapter = self.adapter;
         let Some(scope) = self.scope() else { return false };
         let Ok(guard) = lease(&scope.queue, adapter.id.pid) else { return false };
+        // The record of the abandoned receive is of the queue, in which senders of this host take requests.
+        if let Some(queue) = scope.queue.as_ref().filter(|queue| queue.taken.load(Ordering::Relaxed) != 0) {
+            scope.peer.send(Message::new(Op::XrcSrqEvent, [queue.number().get(), srq_event::RECV_ABANDONED]));
+            return false;
+        }
         let Ok((receive, limit)) = scope.target.take_receive(adapter.owner_id()) else { return false };
         let mut elements = Elements::new();
         scope.target.read_receive(receive, &mut elements);
