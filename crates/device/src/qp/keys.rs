@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use millstream_quantity::Qpn;
 use millstream_shm::{Mapping, NullMemory, fault_in};
@@ -286,6 +286,15 @@ impl RemoteKeys {
     #[inline(always)]
     pub(super) fn known(&self, key: u32) -> Option<&RemoteMr> {
         self.windows[slot(key)].as_ref().filter(|window| window.valid(key))
+    }
+
+    /// Whether the cached region with this key was valid during all loads from it that came before. An owner that waited in vain for
+    /// the end of an operation, because this process was stopped, has withdrawn the key and taken its pages back: those loads found
+    /// zeros.
+    #[inline(always)]
+    pub(super) fn is_still_known(&self, key: u32) -> bool {
+        fence(Ordering::Acquire);
+        self.known(key).is_some()
     }
 
     /// The region with this key, looked up again if it has changed.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use millstream_lockfree::store_u64;
 
-use super::Qp;
 use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
 use super::remote_memory::{atomic_word, check_access, store_word};
 use super::remote_qp::{Receive, RemoteQp, SrqLimit};
+use super::{Qp, QpType};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::peer::Peer;
 use crate::send_wr::SendWr;
@@ -43,6 +43,9 @@ pub(super) enum ExecError {
 /// A lock in the peer's memory was not released in time.
 pub(super) const UNRESPONSIVE: ExecError =
     ExecError::Failed { status: WC_RETRY_EXC_ERR, vendor: vendor::PEER_NOT_READY, peer_event: None };
+
+/// Most loads of a READ whose region changes meanwhile.
+const MOST_LOADS: u32 = 8;
 
 /// The target's queue pair does not allow this operation (table 58, "unsupported or reserved opcode").
 const NOT_OFFERED: ExecError = ExecError::Failed {
@@ -136,6 +139,11 @@ impl Transfer<'_> {
 
     #[inline]
     fn take_receive(&self) -> Result<Receive, ExecError> {
+        // An unreliable connection whose receiver lost a completion sends on until the receiver has failed. Its next receive
+        // would overwrite the record of the lost one.
+        if self.qp.kind == QpType::Uc && self.target.shares_receives() && self.target.has_abandoned() {
+            return Err(refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL));
+        }
         let (receive, limit) = self.target.take_receive(self.qp.owner_id())?;
         if limit == SrqLimit::Reached {
             self.peer.send(self.target.below_limit());
@@ -157,6 +165,10 @@ impl Transfer<'_> {
         let window = self.remote.find(self.peer, wr.rkey.get()).map_err(denied)?;
         check_access(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
         let old = atomic_word(window, self.peer, self.qp.adapter.id.pid, wr)?;
+        if !self.remote.is_still_known(wr.rkey.get()) {
+            let window = self.remote.find(self.peer, wr.rkey.get()).map_err(denied)?;
+            check_access(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
+        }
         // SAFETY: eight bytes of the application's registered memory.
         unsafe { store_u64(to, old) };
         Ok(())
@@ -192,16 +204,23 @@ impl Transfer<'_> {
             return Ok(());
         }
         let range = (wr.rkey.get(), wr.remote_addr, len);
-        let from = self.remote.resolve(self.peer, self.target, range, AccessRight::Read).map_err(denied)?;
-        let mut offset = 0;
-        for sge in wr.sges {
-            let to =
-                local_address(self.qp, self.local, 0, sge, AccessRight::LocalWrite).map_err(protection)?;
-            // SAFETY: the application's registered memory; the lengths add up to the range's.
-            unsafe { from.load(offset, to, sge.length as usize)? };
-            offset += u64::from(sge.length);
+        // The owner changes the entry twice at most, when it lets peers map the region.
+        for _ in 0..MOST_LOADS {
+            let from =
+                self.remote.resolve(self.peer, self.target, range, AccessRight::Read).map_err(denied)?;
+            let mut offset = 0;
+            for sge in wr.sges {
+                let to = local_address(self.qp, self.local, 0, sge, AccessRight::LocalWrite)
+                    .map_err(protection)?;
+                // SAFETY: the application's registered memory; the lengths add up to the range's.
+                unsafe { from.load(offset, to, sge.length as usize)? };
+                offset += u64::from(sge.length);
+            }
+            if self.remote.is_still_known(wr.rkey.get()) {
+                return Ok(());
+            }
         }
-        Ok(())
+        Err(ExecError::PeerNotReady)
     }
 
     fn send(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {

@@ -15,12 +15,9 @@ use millstream_quantity::Rkey;
 
 use crate::support::{
     Adapter, Command, Completion, CqKind, End, Kind, Placement, Process, QpConfig, Reply, TEST_TIMEOUT,
-    connect, connect_queue_pair, element, next, pair, pattern, peek, request, run_role, serve, wait_for,
+    connect, connect_queue_pair, element, next, pair, pattern, peek, request, run_role, serve, statuses,
+    wait_for,
 };
-
-fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
-    found.iter().map(|c| (c.wr_id, c.status)).collect()
-}
 
 /// Checks that the requests to an exited peer complete in order: the first with the error, the others
 /// flushed.

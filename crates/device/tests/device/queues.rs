@@ -21,16 +21,12 @@ use millstream_quantity::Rkey;
 
 use crate::support::{
     Command, Completion, CqKind, End, Kind, Placement, Process, QpConfig, connect, connect_queue_pair, pair,
-    pattern, send_to_parent, wait_for,
+    pattern, send_to_parent, statuses, wait_for,
 };
 
 /// `IBV_EVENT_CQ_ERR`, `IBV_EVENT_QP_FATAL`
 const CQ_ERR: u32 = 0;
 const QP_FATAL: u32 = 1;
-
-fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
-    found.iter().map(|c| (c.wr_id, c.status)).collect()
-}
 
 #[test]
 fn sizes_beyond_the_devices_are_refused() {

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use millstream_device::types::{
-    WC_OP_ATOMIC_WRITE, WC_OP_FETCH_ADD, WC_OP_RDMA_WRITE, WC_OP_RECV, WR_ATOMIC_FETCH_AND_ADD,
-    WR_ATOMIC_WRITE,
+    WC_OP_ATOMIC_WRITE, WC_OP_FETCH_ADD, WC_OP_RDMA_READ, WC_OP_RDMA_WRITE, WC_OP_RECV, WC_REM_ACCESS_ERR,
+    WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_RDMA_READ,
 };
 
 use crate::support::{
-    Completion, CqKind, End, Kind, Placement, QpConfig, connect_queue_pair, pair, pattern, request,
+    Command, Completion, CqKind, End, Kind, Placement, QpConfig, connect_queue_pair, pair, pattern, request,
+    runs_with_moved_pages, statuses,
 };
 
 /// Far below the two seconds for which a stopped process used to be waited for.
@@ -99,4 +100,35 @@ fn a_stopped_process_delays_no_connection_to_another() {
     to_stopped.write(2, &[source.all()], (target.addr, target.key));
     assert_eq!(to_stopped.sent(1), [Completion::ok(2, WC_OP_RDMA_WRITE, 0)]);
     assert_eq!(stopped.load(&target, 0, 100), pattern(4, 100));
+}
+
+/// The owner waits for the end of a READ whose initiator is stopped, and then takes its pages back: the rest of the READ finds zeros.
+#[test]
+fn a_read_that_outlasts_the_deregistration_fails() {
+    if runs_with_moved_pages("stopped_peers::a_read_that_outlasts_the_deregistration_fails") {
+        return;
+    }
+    const LEN: usize = 64 << 20;
+    // As long as an owner waits for a stopped process, less the time in which the loads end.
+    const IN_VAIN: Duration = Duration::from_millis(1900);
+    for attempt in 0..50 {
+        let (mut owner, mut stopped) = pair(Placement::OtherProcess, &QpConfig::default());
+        let (source, target) = (owner.hold(&vec![7; LEN]), stopped.register(Kind::Anonymous, LEN, 0));
+        let read = |id| request(id, WR_RDMA_READ, &[target.all()], (source.addr, source.key));
+        stopped.post(read(1));
+        assert_eq!(stopped.sent(1), [Completion::ok(1, WC_OP_RDMA_READ, LEN)]);
+        stopped.begin(&Command::Send(read(2)));
+        std::thread::sleep(Duration::from_millis(attempt % 10));
+        stopped.process().stop();
+        let start = Instant::now();
+        owner.deregister(&source);
+        let waited = start.elapsed();
+        stopped.process().signal(libc::SIGCONT);
+        stopped.answer();
+        if waited > IN_VAIN {
+            assert_eq!(statuses(&stopped.sent(1)), [(2, WC_REM_ACCESS_ERR)]);
+            return;
+        }
+    }
+    panic!("no READ was stopped in its middle");
 }

@@ -336,6 +336,11 @@ impl Completion {
     }
 }
 
+/// Request and status of each completion.
+pub(crate) fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
+    found.iter().map(|c| (c.wr_id, c.status)).collect()
+}
+
 /// Two connected ends; the first one is in this process.
 pub(crate) fn pair(place: Placement, config: &QpConfig) -> (End, End) {
     let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(place));

@@ -17,7 +17,7 @@ pub(crate) use actor::{
 pub(crate) use adapter::{
     Adapter, POISON, element, event, has_begun, is_empty, next, peek, poison, run_role,
 };
-pub(crate) use end::{End, Placement, Region, connect, pair, request};
+pub(crate) use end::{End, Placement, Region, connect, pair, request, statuses};
 pub(crate) use memory::{GUARD, Kind, Memory};
 pub(crate) use network::own_network;
 pub(crate) use process::{Process, recv_from_parent, send_to_parent};
