@@ -45,7 +45,7 @@ impl LocalId {
     pub(crate) fn hello(self) -> Message {
         let properties = [(self.asymmetric, property::ASYMMETRIC), (self.wire, property::WIRE)];
         let set = properties.into_iter().filter_map(|(has, bit)| has.then_some(bit)).sum();
-        Message::new(Op::Hello, [VERSION, self.pid, set])
+        Message::new(Op::Hello, [VERSION, self.pid, set, 0, self.qpn_prefix])
     }
 }
 
@@ -90,7 +90,7 @@ enum PeerLink {
 const ANSWER_TIME: Duration = Duration::from_millis(100);
 
 /// Longest wait for the first answer of a process. There is no other way before.
-const HELLO_TIME: Duration = Duration::from_millis(500);
+const HELLO_TIME: Duration = Duration::from_secs(1);
 
 /// The time after a missing answer in which no further one is waited for.
 const SILENCE: Duration = Duration::from_secs(1);
