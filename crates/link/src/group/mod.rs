@@ -211,7 +211,8 @@ pub(crate) fn join(
         }
     }
     let shared = shared(directory.clone());
-    let answering = others.iter().filter(|(_, other)| other.answers).map(|(prefix, _)| *prefix).collect();
+    let answering = others.iter().filter(|(_, other)| other.answers);
+    let answering = answering.map(|(prefix, other)| (*prefix, other.pid)).collect();
     await_notices(&inbox, &directory, &shared, answering)?;
     let mut indices: Vec<(u16, u16)> = slots
         .iter()
@@ -238,20 +239,23 @@ fn free_socket(slots: &SocketSlots, qpn_prefix: u16, is_other: impl Fn(u16) -> b
     same.or_else(|| sockets.find(|(_, slot)| !is_other(slot.qpn_prefix))).map(|(&index, _)| index)
 }
 
-/// Waits until these members have sent notices of themselves and of their services.
+/// Waits until these members, with their processes, have sent notices of themselves and of their services.
 fn await_notices(
     inbox: &Inbox,
     directory: &Directory,
     shared: &Shared,
-    mut missing: BTreeSet<u16>,
+    mut missing: BTreeMap<u16, u32>,
 ) -> io::Result<()> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    // A member that waits for a processor sends them later; one that has stopped meanwhile, when it continues.
+    let deadline = Instant::now() + SILENCE_TIMEOUT;
     let mut buffer = vec![0; inbox::MAX_MESSAGE];
     while !missing.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
-        // A member that has stopped meanwhile sends its notices when it continues.
-        if poll_readable(&[inbox.as_fd()], Some(left))? == [false] && left.is_zero() {
-            break;
+        if poll_readable(&[inbox.as_fd()], Some(left.min(ANSWER_TIMEOUT)))? == [false] {
+            if left.is_zero() {
+                break;
+            }
+            missing.retain(|_, pid| *pid == 0 || !has_exited(*pid));
         }
         while let Some(received) = inbox.receive(&mut buffer) {
             match received {
