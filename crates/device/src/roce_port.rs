@@ -54,9 +54,9 @@ const POLL_RECORD_TICKS: u64 = 32_768;
 /// The thread's wait for a poller that is receiving.
 const POLLER_WAIT: Duration = Duration::from_micros(20);
 /// Longest wait for another thread that is receiving.
-const RECEIVER_WAIT: Duration = Duration::from_millis(20);
+const RECEIVER_WAIT: Duration = Duration::from_millis(200);
 /// Longest wait for other threads at the exit of the process.
-const EXIT_TIMEOUT: Duration = Duration::from_millis(20);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time for which the thread watches the port although an application polls, nanoseconds.
 const WATCH_PERIOD: u64 = 10_000_000;
 

@@ -110,14 +110,14 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let one = Notification::Counter { index: 3, add: 1 };
-                for pause in [300, 1200, 1200] {
+                for pause in [300, 600, 600, 600, 600] {
                     std::thread::sleep(Duration::from_millis(pause));
                     late.put(target, region, 0, &[1; 8], one).unwrap();
                 }
                 // Lives until it is no longer waited for.
                 std::thread::sleep(Duration::from_millis(500));
             });
-            assert_eq!(LossWatch::default().wait_counter(&mut waiting, 3, 3, NodeNumber(2), TIMEOUT), Ok(()));
+            assert_eq!(LossWatch::default().wait_counter(&mut waiting, 3, 5, NodeNumber(2), TIMEOUT), Ok(()));
         });
     }
 

@@ -1,6 +1,7 @@
 //! Jobs of several processes on this host.
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -138,7 +139,8 @@ fn a_rank_that_is_cut_off_is_lost_on_both_sides() {
 
 #[test]
 fn ranks_that_do_not_come_are_named() {
-    let at = format!("127.0.0.1:{}", 19_000 + std::process::id() % 900);
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let at = unused.to_string();
     let mut first = rank(0, 3, &at);
     let mut second = rank(1, 3, &at);
     assert!(!first.0.wait().unwrap().success());

@@ -99,8 +99,10 @@ mod tests {
     #[test]
     fn throughput_is_plausible() {
         for pages in [Pages::Base, Pages::Huge] {
-            let speed = memcpy(pages, 4096, 8192, 1 << 20, Duration::from_millis(5)).unwrap();
-            assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
+            // The thread may wait for a processor during a measurement.
+            let speeds =
+                [(); 5].map(|()| memcpy(pages, 4096, 8192, 1 << 20, Duration::from_millis(5)).unwrap());
+            assert!(speeds.iter().any(|speed| *speed > 0.01 && *speed < 10_000.0), "{speeds:?}");
         }
     }
 }

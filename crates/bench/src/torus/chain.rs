@@ -109,8 +109,10 @@ mod tests {
     fn a_chain_of_copies_moves_bytes() {
         for copies in [1, 2, 4] {
             let chain = Chain { copies, packet: 4096, slots: 8, size: 65_536 };
-            let rate = chain.throughput(Duration::from_millis(20)).unwrap();
-            assert!(rate > 0.001 && rate < 10_000.0, "{copies} copies: {rate}");
+            // A thread may wait for its core for longer than the first measurements take.
+            let mut rates = (0..9).map(|n| chain.throughput(Duration::from_millis(20 << n)).unwrap());
+            let is_plausible = |rate: &f64| *rate > 0.001 && *rate < 10_000.0;
+            assert!(rates.any(|rate| is_plausible(&rate)), "{copies} copies");
         }
     }
 }

@@ -126,7 +126,7 @@ impl QpOps for TimedStub {
 /// The thread goes to sleep while a poller works on an expired timer, when the next expiry is not known.
 #[test]
 fn the_thread_expires_a_timer_that_a_slow_poller_has_seen() {
-    const WORK: u64 = 200_000_000;
+    const WORK: u64 = 3_000_000_000;
     let context = Context::open().expect("the device opens");
     let port = &context.adapter.port;
     port.open().expect("the port is free or shared");

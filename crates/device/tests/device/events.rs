@@ -214,7 +214,8 @@ fn a_queued_event_is_not_repeated() {
 #[test]
 fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
     for place in Placement::BOTH {
-        let config = QpConfig::default();
+        // 1.07 s, with seven retries.
+        let config = QpConfig { timeout: 18, ..QpConfig::default() };
         let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(place));
         let (to_b, to_a) = (b.open(&config), a.open(&config));
         a.connect_to(to_b, &config);

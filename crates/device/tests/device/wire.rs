@@ -150,13 +150,21 @@ fn a_peer_that_was_killed_does_not_answer_and_its_retries_run_out() {
 /// In another process.
 pub(crate) fn killed_peer() {
     // 16.8 ms, with three retries.
-    let config = QpConfig { timeout: 12, retry_cnt: 3, ..QpConfig::default() };
-    let (mut a, mut b) = pair(Placement::OtherProcess, &config);
+    let config = QpConfig { timeout: 12, retry_cnt: 3, first_psn: 0x1000, ..QpConfig::default() };
+    let patient = QpConfig::default();
+    let (mut a, mut b) = pair(Placement::OtherProcess, &patient);
     let source = a.hold(&pattern(1, 10_000));
     let target = b.register(Kind::Anonymous, 10_000, 0);
     a.write(1, &[source.all()], (target.addr, target.key));
     assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
     assert_eq!(b.load(&target, 0, 10_000), pattern(1, 10_000));
+    // Only the requests after the kill have few retries.
+    let (to_a, to_b) = (a.number(), b.number());
+    for end in [&mut a, &mut b] {
+        end.modify(QpState::Reset, &patient);
+    }
+    a.connect_to(to_b, &config);
+    b.connect_to(to_a, &config);
     b.process().kill();
     let killed = Instant::now();
     (2..4).for_each(|wr_id| a.write(wr_id, &[source.all()], (target.addr, target.key)));

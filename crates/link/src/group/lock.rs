@@ -112,13 +112,13 @@ mod tests {
 
     #[test]
     fn many_holders_one_after_the_other_are_waited_for() {
-        let (port, longest) = (port(), Duration::from_millis(800));
+        let (port, longest) = (port(), Duration::from_millis(2200));
         std::thread::scope(|scope| {
-            let joining: Vec<_> = (0..4)
+            let joining: Vec<_> = (0..5)
                 .map(|_| {
                     scope.spawn(move || {
                         let held = lock_from(port, longest)?;
-                        std::thread::sleep(Duration::from_millis(300));
+                        std::thread::sleep(Duration::from_millis(600));
                         drop(held);
                         Ok::<(), JoinError>(())
                     })
