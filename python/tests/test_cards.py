@@ -137,8 +137,8 @@ def test_ctrl_c_ends_a_wait(card, endless):
     card.load(0, endless)
     doorbell = card.start(0)
     interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
     with pytest.raises(KeyboardInterrupt):
+        interrupt.start()
         card.wait(doorbell, timeout=60)
     assert card.stop(0)
     assert card.message().sequence == doorbell, "the message is for anyone, as nobody waits for it"

@@ -16,14 +16,14 @@ def port():
 def measure(server, client, command, address, port):
     """The output of perftest's client. perftest calibrates its clock after the measurement; if other load disturbs that, it
     fails, and is run again."""
-    for attempt in range(3):
+    for attempt in range(6):
         serving = server.popen(command, listens=port)
         done = client.run([*command, address], check=False)
         ended = serving.wait(timeout=60)
         printed = f"{done.stdout}{done.stderr}{serving.stdout.read()}"
         if (done.returncode, ended) == (0, 0):
             return done.stdout
-        assert attempt < 2 and "Correlation coefficient r^2" in printed, printed
+        assert attempt < 5 and "Correlation coefficient r^2" in printed, printed
     return None
 
 
@@ -36,7 +36,7 @@ def test_packets_are_captured(soft_rdma_capture, port):
     measure(soft_rdma_capture, soft_rdma_capture, command, "localhost", port)
     captures = soft_rdma_capture.captures()
     # Of each run, both sides.
-    assert len(captures) in (2, 4, 6)
+    assert len(captures) in range(2, 13, 2)
     for capture in captures:
         shown = subprocess.run(
             ["tshark", "-r", capture, "-Y", "infiniband.bth.opcode == 4"], capture_output=True, text=True, check=True

@@ -23,7 +23,7 @@ use running::Running;
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The lease of a card that is cut off ends soon.
-const SHORT_LEASE: Duration = Duration::from_millis(800);
+const SHORT_LEASE: Duration = Duration::from_secs(3);
 const LONG_LEASE: Duration = Duration::from_secs(10);
 const MEGABYTE: usize = 1 << 20;
 

@@ -321,7 +321,10 @@ fn watch_is_a_live_view_of_the_terminals_size() {
     assert!(status.success(), "{status}: {seen:?}");
     let pictures: Vec<_> = seen.split("\x1b[H").skip(1).collect();
     // The run progresses from picture to picture.
-    assert!(pictures[1].contains("mix: running") && pictures[1] != pictures[3], "{seen:?}");
+    assert!(
+        pictures[1].contains("mix: running") && pictures[1..].iter().any(|other| *other != pictures[1]),
+        "{seen:?}"
+    );
     // Two interrupts at once: the terminal is restored even if the second one ends the program first.
     let (small, _) = watch(5, b"\x03\x03");
     let picture = small.split("\x1b[H").nth(2).unwrap();

@@ -176,7 +176,7 @@ fn endpoints_are_opened_anew_and_lost() -> TestResult {
     let folder = provider()?;
     compile("cc", &here("tests/c/reopen.c"), &folder.path().join("reopen"), &["-lfabric"])?;
     // Supervisors tell the nodes which applications have ended. The periods are long, as other tests use the processors.
-    let mut torus = Launcher { supervisors: 1, period_factor: 4, ..launcher("2x1x1")? }.launch()?;
+    let mut torus = Launcher { supervisors: 1, period_factor: 12, ..launcher("2x1x1")? }.launch()?;
     torus
         .run(&script(folder.path(), "timeout 240 ./reopen $MILLSTREAM_TORUS_RANK"))
         .map_err(|error| format!("{error}: {}", output(folder.path())))?;
@@ -209,7 +209,7 @@ fn a_node_that_comes_back_misses_no_message() -> TestResult {
     let folder = provider()?;
     compile("cc", &here("tests/c/numbered.c"), &folder.path().join("numbered"), &["-lfabric"])?;
     // The periods are long, as other tests use the processors.
-    let mut torus = Launcher { supervisors: 1, period_factor: 2, ..launcher("2x1x1")? }.launch()?;
+    let mut torus = Launcher { supervisors: 1, period_factor: 8, ..launcher("2x1x1")? }.launch()?;
     let program = script(folder.path(), "timeout 300 ./numbered $MILLSTREAM_TORUS_RANK");
     let numbers = |what: &str| -> Vec<u64> {
         let text = std::fs::read_to_string(folder.path().join(what)).unwrap_or_default();

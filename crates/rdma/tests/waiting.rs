@@ -82,12 +82,12 @@ fn thread_time() -> Duration {
 #[test]
 fn a_blocked_wait_uses_no_processor_and_wakes_for_a_completion() {
     let (mut a, b) = pair(WaitOptions::default());
+    let (start, used) = (Instant::now(), thread_time());
     let sender = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         b.send(7);
         b
     });
-    let (start, used) = (Instant::now(), thread_time());
     assert_eq!(a.receive(&mut [], soon()), (WaitOutcome::Progress, Some(7)));
     assert!(start.elapsed() >= Duration::from_millis(250));
     assert!(thread_time() - used < Duration::from_millis(50), "it was spinning");

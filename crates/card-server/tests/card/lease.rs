@@ -151,7 +151,7 @@ pub(crate) fn writer_main() {
     let (bytes, banks) = (BANK as usize, u64::from(BANKS));
     let region = Region::landing(&device, c"writer", bytes, Access::LOCAL_WRITE).unwrap();
     region.copy_from_slice(0, &vec![0xaa; bytes]).unwrap();
-    card.acquire(Duration::from_millis(300), TIMEOUT).unwrap();
+    card.acquire(Duration::from_secs(2), TIMEOUT).unwrap();
     let parts: Vec<_> = (0..banks).map(|bank| (0, MemoryRange::new(bank * BANK, BANK))).collect();
     std::fs::File::create(std::env::var(WRITER_FILE_ENV).unwrap()).unwrap();
     while card.write_many(&region, &parts).is_ok() {}

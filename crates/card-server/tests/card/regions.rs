@@ -268,7 +268,7 @@ fn cards_copy_between_each_other_and_within_themselves() {
 #[test]
 fn attempts_to_connect_a_peer_follow_each_other() {
     let first = NetworkCard::start();
-    let timeout = Duration::from_secs(1);
+    let timeout = Duration::from_secs(3);
     let options = RemoteOptions { timeout, ..RemoteOptions::default() };
     let one = RemoteCard::connect(&device(), &first.address, options).unwrap();
     one.acquire(LEASE, TIMEOUT).unwrap();

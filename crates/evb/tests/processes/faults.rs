@@ -175,7 +175,7 @@ fn connections_that_are_no_units_are_ignored() {
 
 fn the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts() {
     let inputs = TestInputs::camera();
-    let run = "batch = 8\nreplay = 1000000\ntimeout_ms = 1000\ndrain_timeout_ms = 1000";
+    let run = "batch = 8\nreplay = 1000000\ntimeout_ms = 1000\ndrain_timeout_ms = 2000";
     let config = inputs.config(3, &["host", "host"], run, "", "");
     let victim = RunProcess::Unit(Unit::Readout(RuIndex(1)));
     let mut process = None;
@@ -186,10 +186,10 @@ fn the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts() {
             stopped = true;
             let process = process.expect("it was started");
             kill_process(process, Signal::STOP).expect("it runs");
-            // The batch ends after 1 s, and the manager waits for reports for two more. The launcher ends a unit that does not
-            // answer 4.5 s after the batch's end.
+            // The batch ends after 1 s, and the manager waits for reports for four more. The launcher ends a unit that does not
+            // answer 8.5 s after the batch's end.
             std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(4200));
+                std::thread::sleep(Duration::from_millis(6000));
                 let _ = kill_process(process, Signal::CONT);
             });
         }

@@ -128,8 +128,13 @@ fn strangers_do_not_hold_up_the_start_of_a_run() {
     let mut config = inputs.config(2, &["host"], "batch = 8\ntimeout_ms = 4000", "", "");
     let manager = listening(&mut config);
     let dial = |address: &str| millstream_rdma::connect::dial(address, Deadline::after(BOUND)).unwrap();
-    let (mut strangers, mut refused) = (None, 0);
+    let (mut strangers, mut refused, mut waiting) = (None, 0, Vec::new());
     let outcome = launcher().run(&config, &mut |event| match event {
+        // A run as short as this one would end before the strangers have dialled.
+        RunEvent::Spawned { process: RunProcess::Unit(Unit::Readout(_)), pid: id } => {
+            kill_process(pid(*id), Signal::STOP).expect("it runs");
+            waiting.push(pid(*id));
+        }
         RunEvent::Spawned { process: RunProcess::Unit(Unit::Builder(_)), pid } => {
             let mut of_manager = dial(&manager);
             of_manager.write_all(&(100u32 << 20).to_be_bytes()).unwrap();
@@ -144,6 +149,9 @@ fn strangers_do_not_hold_up_the_start_of_a_run() {
             dialled[2].write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
             dialled.push(of_manager);
             strangers = Some(dialled);
+            for readout in waiting.drain(..) {
+                kill_process(readout, Signal::CONT).expect("it runs");
+            }
         }
         RunEvent::Refused { process: RunProcess::Unit(Unit::Manager), connections } => refused = *connections,
         _ => {}

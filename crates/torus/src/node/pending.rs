@@ -10,7 +10,7 @@ use millstream_shm::socket::Connection;
 use crate::attach::{AttachRequest, receive};
 
 /// A client that sends no request for so long is disconnected.
-const REQUEST_LIMIT: Duration = Duration::from_secs(1);
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 /// Clients without a request. A further one replaces the oldest, so that silent ones keep nobody out.
 const MAX_PENDING: usize = 64;
 

@@ -319,6 +319,11 @@ fn a_gateway_serves_without_its_application() -> Result<(), LaunchError> {
     // No application is left at all: the directories are empty, and the node processes say so.
     let mut idle = OutsideHost::connect(&options(&torus, KEY)).expect("admitted");
     for node in idle.dimensions().all() {
+        // A node process notices the end of its application when it runs.
+        let until = Instant::now() + LONG;
+        while idle.published(node).is_ok_and(|published| !published.is_empty()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         assert_eq!(idle.published(node), Ok(Vec::new()));
     }
     drop(idle);

@@ -340,7 +340,7 @@ impl Worker {
 
     /// How the process ended, now that its socket has.
     fn ended(&mut self) -> String {
-        let until = Instant::now() + Duration::from_millis(100);
+        let until = Instant::now() + Duration::from_millis(500);
         loop {
             match self.process.try_wait() {
                 Ok(Some(status)) => return format!("ended: {status}"),
