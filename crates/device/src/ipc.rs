@@ -42,8 +42,8 @@ pub(crate) struct Message {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Words: version, process id, properties ([`property`]). The answer has the same form, the arena, and one more word: the
-    /// id of a thread that does not end before the process.
+    /// Words: version, process id, properties ([`property`]), zero, the prefix of my queue pair numbers. The answer has the same
+    /// form, the arena, and in place of zero the id of a thread that does not end before the process.
     Hello = 1,
     /// Words: slot, generation. The answer has the file, or is [`Op::Refused`].
     File = 2,

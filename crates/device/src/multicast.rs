@@ -335,6 +335,14 @@ impl MulticastTable {
         }
     }
 
+    /// Notes a process that says hello, and may have queue pairs in groups. The next datagram does not wait for it.
+    pub(crate) fn said_hello(&self, qpn_prefix: u32) {
+        if let Some(word) = self.announced.get(qpn_prefix as usize / 64) {
+            word.fetch_or(1 << (qpn_prefix % 64), Ordering::SeqCst);
+            self.ask_again_at.store(1, Ordering::SeqCst);
+        }
+    }
+
     /// The queue pairs of this host that belong to a group.
     pub(crate) fn members(&self, group: &Group) -> Vec<Qpn> {
         if self.handled.load(Ordering::Acquire) != self.announcements.load(Ordering::Acquire) {
@@ -384,7 +392,11 @@ impl MulticastTable {
         }
         let again = clock::monotonic() + ASK_INTERVAL.as_nanos() as u64;
         let is_complete = unanswered.is_empty() && self.searched.load(Ordering::Relaxed);
-        self.ask_again_at.store(if is_complete { 0 } else { again }, Ordering::Relaxed);
+        self.ask_again_at.store(if is_complete { 0 } else { again }, Ordering::SeqCst);
+        // A process has said hello meanwhile.
+        if is_complete && self.announced.iter().any(|word| word.load(Ordering::SeqCst) != 0) {
+            self.ask_again_at.store(again, Ordering::SeqCst);
+        }
         self.handled.store(announcements, Ordering::Release);
     }
 }

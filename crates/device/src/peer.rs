@@ -90,7 +90,7 @@ enum PeerLink {
 const ANSWER_TIME: Duration = Duration::from_millis(100);
 
 /// Longest wait for the first answer of a process. There is no other way before.
-const HELLO_TIME: Duration = Duration::from_secs(1);
+const HELLO_TIME: Duration = Duration::from_millis(500);
 
 /// The time after a missing answer in which no further one is waited for.
 const SILENCE: Duration = Duration::from_secs(1);

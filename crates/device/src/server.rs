@@ -61,8 +61,8 @@ fn answer(adapter: &'static LocalAdapter, connection: &Connection) -> bool {
     let refused = Message { op: Op::Refused, ..message };
     match message.op {
         Op::Hello if a == VERSION => {
-            // It may have queue pairs in groups. If this hello was read late, its announcement does not come.
-            adapter.multicast.announce(message.words[4]);
+            // It may have queue pairs in groups. If this hello is read late, its announcement does not come.
+            adapter.multicast.said_hello(message.words[4]);
             // A peer may have overwritten it, and each new peer checks it.
             adapter.write_magic();
             let mut hello = adapter.id.hello();

@@ -259,11 +259,16 @@ impl Srq {
         }
     }
 
-    /// Takes a request back that a peer took, as `record` says, and will not complete: its slot, which the caller frees or uses.
-    /// None if the record is stale: the peer exited before it took the request, or after it completed it.
-    pub(crate) fn take_back(&self, record: u32) -> Option<u32> {
-        let (slot, at) = taken_request::decode(record).filter(|(slot, _)| *slot < self.slots.count())?;
+    /// Takes a request back that a peer took, as the record `taken` says, and will not complete: its slot, which the caller frees
+    /// or uses. None if the record is stale: the peer exited before it took the request, or after it completed it. None also
+    /// if a stopped sender holds the queue's lock: then the record stays.
+    pub(crate) fn take_back(&self, taken: &AtomicU32) -> Option<u32> {
+        if taken.load(Ordering::Acquire) == 0 {
+            return None;
+        }
         let guard = self.ring.lock.lock(self.adapter.owner_id())?;
+        let record = taken.swap(0, Ordering::AcqRel);
+        let (slot, at) = taken_request::decode(record).filter(|(slot, _)| *slot < self.slots.count())?;
         let (head, tail) = (self.ring.head.load(Ordering::Acquire), self.slots.lock().tail);
         let waiting = tail.wrapping_sub(head).min(self.slots.count());
         let is_waiting = (0..waiting).any(|i| self.order_at(tail.wrapping_sub(i + 1)) == slot);
@@ -381,7 +386,7 @@ impl XrcSrqOps for Srq {
             srq_event::CQ_OVERRUN => membership.cq().check_overrun(),
             srq_event::RECV_ABANDONED => {
                 // No sender takes a request meanwhile: nobody but the record knows who has one.
-                if let Some(slot) = membership.take_abandoned(|record| self.take_back(record)) {
+                if let Some(slot) = membership.take_abandoned(|taken| self.take_back(taken)) {
                     self.post_again(slot);
                 }
             }

@@ -216,22 +216,21 @@ impl XrcMembership {
         self.cq.recover_lock();
     }
 
-    /// Takes the record of the request that an exited sender took, for `take_back`, which runs while no sender takes a request.
-    pub(crate) fn take_abandoned<T>(&self, take_back: impl FnOnce(u32) -> Option<T>) -> Option<T> {
-        take_abandoned(&self.entry.delivery, &self.entry.taken, self.adapter.id.pid, take_back)
+    /// Runs `take_back`, with the record of the request that an exited sender took, while no sender takes a request.
+    pub(crate) fn take_abandoned<T>(&self, take_back: impl FnOnce(&AtomicU32) -> Option<T>) -> Option<T> {
+        take_abandoned(&self.entry.delivery, self.adapter.id.pid, || take_back(&self.entry.taken))
     }
 }
 
-/// Takes the record of a request that an initiator took and did not complete, for `take_back`, which runs under the lock. While
-/// another initiator holds the lock, the record is its own. The wait is short, because the next initiator reports the record again.
+/// Runs `take_back`, for a request that an initiator took and did not complete, under the lock: while another initiator holds it,
+/// the record is its own. The wait is short, because the next initiator reports the record again.
 pub(crate) fn take_abandoned<T>(
     delivery: &RobustLock,
-    taken: &AtomicU32,
     me: u32,
-    take_back: impl FnOnce(u32) -> Option<T>,
+    take_back: impl FnOnce() -> Option<T>,
 ) -> Option<T> {
     let _guard = delivery.lock_within(me, Duration::from_millis(100))?;
-    take_back(taken.swap(0, Ordering::AcqRel))
+    take_back()
 }
 
 impl Drop for XrcMembership {

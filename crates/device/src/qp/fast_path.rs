@@ -300,7 +300,7 @@ impl Qp {
         let to = local_address(self, local, 0, &wr.sge, AccessRight::LocalWrite).ok()?;
         // SAFETY: as above.
         unsafe { from.load(0, to, len as usize) }.ok()?;
-        // Otherwise, the general path reads again or finds no region.
+        // Otherwise, the general path reads again, or finds no region.
         remote.is_still_known(wr.rkey.get()).then_some(Signal::Nobody)
     }
 

@@ -84,7 +84,7 @@ impl Qp {
     /// Flushes the receive that a peer took from the shared receive queue and did not complete.
     fn flush_taken_recv(&self, srq: &Srq) {
         // If the completion queue is full or its lock is not available, the receive is dropped.
-        if let Some(slot) = srq.take_back(self.entry.srq_taken.swap(0, Ordering::AcqRel))
+        if let Some(slot) = srq.take_back(&self.entry.srq_taken)
             && !self.recv.cq.push_shared(self.flushed_receive(slot))
         {
             srq.free(slot);
@@ -95,7 +95,7 @@ impl Qp {
     /// completions.
     pub(super) fn drop_taken_recv(&self) {
         if let Some(srq) = &self.recv.srq
-            && let Some(slot) = srq.take_back(self.entry.srq_taken.swap(0, Ordering::AcqRel))
+            && let Some(slot) = srq.take_back(&self.entry.srq_taken)
         {
             srq.free(slot);
         }
@@ -105,10 +105,8 @@ impl Qp {
     pub(crate) fn take_back_abandoned(&self) {
         match (self.kind, &self.recv.srq) {
             (QpType::Ud, Some(srq)) => {
-                let (delivery, taken) = (&self.entry.delivery, &self.entry.srq_taken);
-                let taken_back =
-                    take_abandoned(delivery, taken, self.adapter.id.pid, |record| srq.take_back(record));
-                if let Some(slot) = taken_back {
+                let take_back = || srq.take_back(&self.entry.srq_taken);
+                if let Some(slot) = take_abandoned(&self.entry.delivery, self.adapter.id.pid, take_back) {
                     srq.post_again(slot);
                 }
             }

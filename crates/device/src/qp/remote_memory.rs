@@ -97,6 +97,24 @@ impl RemoteKeys {
         self.look_up(peer, target, (key, at, len), access)
     }
 
+    /// Checks that the region still allows the access, after loads from it. Its owner may have promoted it meanwhile.
+    ///
+    /// # Errors
+    /// The cause for the completion.
+    #[inline(always)]
+    pub(super) fn confirm(
+        &mut self,
+        peer: &Arc<Peer>,
+        target: &RemoteQp,
+        (key, at, len): (u32, u64, u64),
+        access: u32,
+    ) -> Result<(), u32> {
+        if self.is_still_known(key) {
+            return Ok(());
+        }
+        check_access(self.find(peer, key)?, target, at, len, access)
+    }
+
     /// Looks a range up whose key is new, that is not mapped as a whole, or that must not be accessed.
     #[inline(never)]
     fn look_up<'a>(

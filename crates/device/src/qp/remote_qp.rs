@@ -348,7 +348,7 @@ impl RemoteQp {
     }
 
     /// Whether an initiator failed, or exited, that had taken a receive. Only for an initiator that holds the lock under
-    /// which taken receives are recorded.
+    /// which taken receives are recorded, or is the only one.
     #[inline]
     pub(super) fn has_abandoned(&self) -> bool {
         self.srq.as_ref().map_or(&self.entry.srq_taken, |srq| &*srq.taken).load(Ordering::Relaxed) != 0

@@ -44,9 +44,6 @@ pub(super) enum ExecError {
 pub(super) const UNRESPONSIVE: ExecError =
     ExecError::Failed { status: WC_RETRY_EXC_ERR, vendor: vendor::PEER_NOT_READY, peer_event: None };
 
-/// Most loads of a READ whose region changes meanwhile.
-const MOST_LOADS: u32 = 8;
-
 /// The target's queue pair does not allow this operation (table 58, "unsupported or reserved opcode").
 const NOT_OFFERED: ExecError = ExecError::Failed {
     status: WC_REM_INV_REQ_ERR,
@@ -139,8 +136,8 @@ impl Transfer<'_> {
 
     #[inline]
     fn take_receive(&self) -> Result<Receive, ExecError> {
-        // An unreliable connection whose receiver lost a completion sends on until the receiver has failed. Its next receive
-        // would overwrite the record of the lost one.
+        // An unreliable connection whose receiver lost a completion, because its queue was full or locked, sends on until the
+        // receiver has failed. Its next receive would overwrite the record of the lost one.
         if self.qp.kind == QpType::Uc && self.target.shares_receives() && self.target.has_abandoned() {
             return Err(refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL));
         }
@@ -165,10 +162,8 @@ impl Transfer<'_> {
         let window = self.remote.find(self.peer, wr.rkey.get()).map_err(denied)?;
         check_access(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
         let old = atomic_word(window, self.peer, self.qp.adapter.id.pid, wr)?;
-        if !self.remote.is_still_known(wr.rkey.get()) {
-            let window = self.remote.find(self.peer, wr.rkey.get()).map_err(denied)?;
-            check_access(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
-        }
+        let range = (wr.rkey.get(), wr.remote_addr, 8);
+        self.remote.confirm(self.peer, self.target, range, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
         // SAFETY: eight bytes of the application's registered memory.
         unsafe { store_u64(to, old) };
         Ok(())
@@ -204,23 +199,16 @@ impl Transfer<'_> {
             return Ok(());
         }
         let range = (wr.rkey.get(), wr.remote_addr, len);
-        // The owner changes the entry twice at most, when it lets peers map the region.
-        for _ in 0..MOST_LOADS {
-            let from =
-                self.remote.resolve(self.peer, self.target, range, AccessRight::Read).map_err(denied)?;
-            let mut offset = 0;
-            for sge in wr.sges {
-                let to = local_address(self.qp, self.local, 0, sge, AccessRight::LocalWrite)
-                    .map_err(protection)?;
-                // SAFETY: the application's registered memory; the lengths add up to the range's.
-                unsafe { from.load(offset, to, sge.length as usize)? };
-                offset += u64::from(sge.length);
-            }
-            if self.remote.is_still_known(wr.rkey.get()) {
-                return Ok(());
-            }
+        let from = self.remote.resolve(self.peer, self.target, range, AccessRight::Read).map_err(denied)?;
+        let mut offset = 0;
+        for sge in wr.sges {
+            let to =
+                local_address(self.qp, self.local, 0, sge, AccessRight::LocalWrite).map_err(protection)?;
+            // SAFETY: the application's registered memory; the lengths add up to the range's.
+            unsafe { from.load(offset, to, sge.length as usize)? };
+            offset += u64::from(sge.length);
         }
-        Err(ExecError::PeerNotReady)
+        self.remote.confirm(self.peer, self.target, range, ACCESS_REMOTE_READ).map_err(denied)
     }
 
     fn send(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {

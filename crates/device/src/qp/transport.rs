@@ -1,7 +1,9 @@
 //! The transport of a queue pair: shared memory or packets. It is chosen once, at the transition to RTR.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use millstream_quantity::Qpn;
 
@@ -93,12 +95,21 @@ impl TransportPlan {
     }
 }
 
+/// Longest wait for a process of this host before the choice of the transport, which is for good.
+const CHOICE_TIME: Duration = Duration::from_secs(1);
+
 /// Whether the owner of a queue pair on this host is reached by packets only: its process says so, or runs in another PID
 /// namespace, such as that of a container.
 fn uses_packets_only(qp: &Qp, number: Qpn) -> bool {
-    match qp.adapter.peer_of(number) {
-        Ok(peer) => peer.wire,
-        Err(error) => error.kind() == std::io::ErrorKind::Unsupported,
+    let deadline = Instant::now() + CHOICE_TIME;
+    loop {
+        match qp.adapter.peer_of(number) {
+            Ok(peer) => return peer.wire,
+            Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => return error.kind() == ErrorKind::Unsupported,
+        }
     }
 }
 

@@ -306,6 +306,58 @@ fn xrc_requests_are_posted_again(end: SenderEnd) {
     }
 }
 
+/// The other process: sends a message by packets over an XRC connection.
+pub(crate) fn packet_sender() {
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let qp = sender(&adapter, &cq, QpType::XrcSend);
+    send_to_parent(&qp.qpn().get().to_string());
+    let line = recv_from_parent().expect("to whom");
+    let [qpn, srqn]: [u32; 2] = serde_json::from_str(&line).expect("two numbers");
+    ready(&qp, qpn);
+    let message = SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(srqn), ..SendWr::default() };
+    qp.post_send(&message).expect("room");
+    send_to_parent(&next(&cq).status.to_string());
+}
+
+#[test]
+fn a_request_taken_by_an_xrc_sender_is_posted_again_when_a_packet_comes() {
+    if runs_with_moved_pages(
+        "abandoned::a_request_taken_by_an_xrc_sender_is_posted_again_when_a_packet_comes",
+    ) {
+        return;
+    }
+    let adapter = Adapter::open();
+    let domain = Xrcd::private(&adapter.context).expect("a domain");
+    let queue = Queue::new(&adapter, Some(&domain));
+    let unshared = queue.unshared(&adapter);
+    let killed = Qp::for_domain(&domain).expect("a queue pair");
+    let mut process = Process::start(SenderEnd::Dies.role());
+    let numbers = [unshared.qpn().get(), killed.qpn().get(), queue.srq.number()];
+    process.send_line(&numbers.map(|number| number.to_string()).join(" "));
+    ready(&killed, process.recv_line().parse().expect("a number"));
+    process.send_line("connected");
+    SenderEnd::Dies.wait(&mut process);
+
+    let mut process = Process::start_with("packet_sender", |command| command.env("MILLSTREAM_PATH", "wire"));
+    let receiver = Qp::for_domain(&domain).expect("a queue pair");
+    ready(&receiver, process.recv_line().parse().expect("a number"));
+    process.send_line(&serde_json::to_string(&[receiver.qpn().get(), queue.srq.number()]).expect("numbers"));
+    assert_eq!(process.recv_line(), WC_SUCCESS.to_string());
+    assert_eq!(next(&queue.cq).wr_id, 1);
+    let (sent, receiver) = (adapter.cq(), Qp::for_domain(&domain).expect("a queue pair"));
+    let sender = sender(&adapter, &sent, QpType::XrcSend);
+    ready(&receiver, sender.qpn().get());
+    ready(&sender, receiver.qpn().get());
+    for wr_id in [2, 3, 0] {
+        let message =
+            SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(queue.srq.number()), ..SendWr::default() };
+        sender.post_send(&message).expect("room");
+        assert_eq!((next(&sent).status, next(&queue.cq).wr_id), (WC_SUCCESS, wr_id));
+    }
+    queue.is_whole(0);
+}
+
 #[test]
 fn completed_srq_requests_are_not_returned() {
     let adapter = Adapter::open();

@@ -76,8 +76,8 @@ fn unrequested_descriptors_are_closed() {
         let (n, _) = connection.receive(&mut [0; 64]).expect("the device answers");
         assert_ne!(n, 0);
     }
-    // Other tests' processes connect to all devices for a moment.
-    wait_for("no descriptor is left", || open(&mut victim) == before);
+    // Other tests' processes connect to all devices for a moment, perhaps before.
+    wait_for("no descriptor is left", || open(&mut victim) <= before);
 }
 
 #[test]

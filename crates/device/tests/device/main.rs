@@ -77,6 +77,7 @@ fn other_process() {
         Ok("peer") => operations::peer(support::send_to_parent, support::recv_from_parent),
         Ok("execing_sender") => abandoned::execing_sender(),
         Ok("crashing_sender") => abandoned::crashing_sender(),
+        Ok("packet_sender") => abandoned::packet_sender(),
         Ok("qpn_reuse") => lifetime::qpn_reuse(),
         Ok("changing_interfaces") => gids::changing_interfaces(),
         Ok("node_guid") => gids::node_guid(),

@@ -18,6 +18,7 @@ use crate::support::{
     Adapter, Command, End, Kind, Placement, QpConfig, TEST_TIMEOUT, attributes, connect_queue_pair, element,
     event, has_begun, is_empty, next, request, wait_for,
 };
+use crate::unreliable;
 
 /// `IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_SRQ_LIMIT_REACHED`, `IBV_EVENT_QP_LAST_WQE_REACHED`
 const ACCESS_ERR: u32 = 3;
@@ -248,6 +249,32 @@ fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
     assert_eq!(event(&fixture.adapter.context, Duration::from_millis(30)), None);
     (0..4).for_each(|_| fixture.send(0));
     (0..4).for_each(|_| assert_eq!(next(&fixture.received).status, WC_SUCCESS));
+}
+
+/// The completions of an unreliable connection do not fit into their queue. Its sender goes on until the receiver fails.
+#[test]
+fn a_lost_completion_of_an_unreliable_connection_costs_no_place() {
+    const REQUESTS: u32 = 8;
+    let fixture = SrqFixture::new(REQUESTS, 1);
+    let small = Cq::new(&fixture.adapter.context, 1, None).expect("a queue");
+    let shared = RecvSource::Shared(fixture.srq.clone());
+    let receiver = fixture.adapter.qp_with(&small, QpType::Uc, shared).expect("a queue pair");
+    let sent = fixture.adapter.cq();
+    let sender = fixture.adapter.qp_with(&sent, QpType::Uc, RecvSource::Own).expect("a queue pair");
+    unreliable::ready(&sender, receiver.qpn().get());
+    unreliable::ready(&receiver, sender.qpn().get());
+    (0..u64::from(REQUESTS)).for_each(|i| fixture.srq.post(i, &[]).expect("room"));
+    for _ in 0..REQUESTS {
+        sender.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+    }
+    wait_for("the receiver fails", || receiver.state() == QpState::Err);
+    receiver.destroy();
+    assert_eq!(fixture.room(), 2, "the receive that completed, and the one whose completion was lost");
+    for _ in 0..REQUESTS {
+        fixture.send(0);
+        assert_eq!(next(&fixture.received).status, WC_SUCCESS);
+    }
 }
 
 #[test]

@@ -397,9 +397,7 @@ impl WireTransport {
                 Event::Received(received) => {
                     let (cqe, solicited) = received_completion(&received);
                     if self.memory.complete(cqe, solicited).is_err() {
-                        // The next message would overwrite the record of this receive.
-                        self.machine.fail();
-                        self.take_failed_state(qp);
+                        self.memory.keep_record();
                         failure = failure.max(Some(QpFailure { event: Some(EVENT_QP_FATAL) }));
                         qp.recv.cq.check_overrun();
                     }

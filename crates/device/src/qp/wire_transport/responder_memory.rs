@@ -45,6 +45,8 @@ pub(super) struct ResponderMemory {
     adapter: &'static LocalAdapter,
     /// The receive of the current message, and its queue.
     receive: Option<(QueueId, Receive, Elements)>,
+    /// The completion of a shared queue's receive was lost.
+    keeps_record: bool,
 }
 
 /// Number and generation of a shared receive queue; zero for the queue pair itself.
@@ -90,6 +92,7 @@ impl ResponderMemory {
             selected: Srqn::default(),
             adapter: qp.adapter,
             receive: None,
+            keeps_record: false,
         })
     }
 
@@ -174,7 +177,9 @@ impl ResponderMemory {
         self.with_memory(access, |keys, peer, target| {
             let window = keys.find(peer, key).map_err(|_| NakReason::RemoteAccess)?;
             check_access(window, target, at, len, access).map_err(|_| NakReason::RemoteAccess)?;
-            work(window, peer).map_err(|_| NakReason::RemoteOperational)
+            let result = work(window, peer).map_err(|_| NakReason::RemoteOperational)?;
+            keys.confirm(peer, target, (key, at, len), access).map_err(|_| NakReason::RemoteAccess)?;
+            Ok(result)
         })
     }
 
@@ -208,7 +213,8 @@ impl ResponderMemory {
                 return Ok(());
             }
             // SAFETY: the slice is as long as the range.
-            unsafe { from.load(0, out.as_mut_ptr(), out.len()) }.map_err(|_| NakReason::RemoteOperational)
+            unsafe { from.load(0, out.as_mut_ptr(), out.len()) }.map_err(|_| NakReason::RemoteOperational)?;
+            keys.confirm(peer, target, range, ACCESS_REMOTE_READ).map_err(|_| NakReason::RemoteAccess)
         })
     }
 
@@ -228,15 +234,34 @@ impl ResponderMemory {
         })
     }
 
+    /// Takes no more receives of shared queues: the queue pair, which fails, has the record of one whose completion was lost.
+    pub(super) fn keep_record(&mut self) {
+        self.keeps_record = true;
+    }
+
     /// Takes a receive for a new message; false if there is none.
     pub(super) fn take_receive(&mut self) -> bool {
-        let adapter = self.adapter;
+        let (adapter, keeps_record) = (self.adapter, self.keeps_record);
         let Some(scope) = self.scope() else { return false };
-        let Ok(guard) = lease(&scope.queue, adapter.id.pid) else { return false };
-        // The record of the abandoned receive is of the queue, in which senders of this host take requests.
-        if let Some(queue) = scope.queue.as_ref().filter(|queue| queue.taken.load(Ordering::Relaxed) != 0) {
-            scope.peer.send(Message::new(Op::XrcSrqEvent, [queue.number().get(), srq_event::RECV_ABANDONED]));
+        if keeps_record && scope.target.shares_receives() {
             return false;
+        }
+        let Ok(mut guard) = lease(&scope.queue, adapter.id.pid) else { return false };
+        // A sender of this host exited with a receive taken, or before it took one, and left the queue's record.
+        if let Some(queue) = scope.queue.as_ref().filter(|queue| queue.taken.load(Ordering::Relaxed) != 0) {
+            drop(guard);
+            match adapter.xrc_srqs.get(queue.number().get()) {
+                Some(own) => own.srq_event(srq_event::RECV_ABANDONED),
+                None => {
+                    let number = queue.number().get();
+                    scope.peer.send(Message::new(Op::XrcSrqEvent, [number, srq_event::RECV_ABANDONED]));
+                }
+            }
+            let Ok(again) = lease(&scope.queue, adapter.id.pid) else { return false };
+            guard = again;
+            if queue.taken.load(Ordering::Relaxed) != 0 {
+                return false;
+            }
         }
         let Ok((receive, limit)) = scope.target.take_receive(adapter.owner_id()) else { return false };
         let mut elements = Elements::new();
