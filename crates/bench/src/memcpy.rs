@@ -105,7 +105,8 @@ mod tests {
         for copy in [memcpy_beside_poller, two_thread_memcpy] {
             // The threads may wait for a processor during a measurement.
             let speeds = [(); 5].map(|()| copy(Pages::Base, 4096, Duration::from_millis(5)).unwrap());
-            assert!(speeds.iter().any(|speed| *speed > 0.001 && *speed < 10_000.0), "{speeds:?}");
+            assert!(speeds.iter().any(|speed| *speed > 0.001), "{speeds:?}");
+            assert!(speeds.iter().all(|speed| *speed < 10_000.0), "{speeds:?}");
         }
     }
 }

@@ -102,7 +102,8 @@ mod tests {
             // The thread may wait for a processor during a measurement.
             let speeds =
                 [(); 5].map(|()| memcpy(pages, 4096, 8192, 1 << 20, Duration::from_millis(5)).unwrap());
-            assert!(speeds.iter().any(|speed| *speed > 0.01 && *speed < 10_000.0), "{speeds:?}");
+            assert!(speeds.iter().any(|speed| *speed > 0.01), "{speeds:?}");
+            assert!(speeds.iter().all(|speed| *speed < 10_000.0), "{speeds:?}");
         }
     }
 }

@@ -73,7 +73,8 @@ pub unsafe fn copy(tid: u32, local: &[IoVec], remote: IoVec, direction: Directio
 /// process only if it still has memory.
 ///
 /// # Errors
-/// ESRCH if the process has exited and the bytes may not be its own. EFAULT if it executes another program.
+/// ESRCH if the process has exited and the bytes may not be its own. EFAULT if it executes another program, unless that one has
+/// memory at this address.
 ///
 /// # Safety
 /// `local` is valid for loads.
@@ -150,6 +151,8 @@ mod tests {
             unsafe { libc::_exit(0) };
         }
         assert!(child > 0);
+        // If the child ends, the read ends.
+        drop(in_child);
         let tid = child as u32;
         let mut waits = [0];
         ready.read_exact(&mut waits).unwrap();

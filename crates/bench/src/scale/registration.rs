@@ -176,7 +176,11 @@ mod tests {
         for (size, name) in SIZES {
             // The thread may wait for a processor during a measurement.
             let mut times = (0..5).map(|_| pass_of_memcpy(size).expect("memory"));
-            assert!(times.any(|time| time > 0.0 && time < 1e6), "{name}");
+            let is_short = times.any(|time| {
+                assert!(time > 0.0, "{name}: {time} µs");
+                time < 1e6
+            });
+            assert!(is_short, "{name}");
         }
     }
 }

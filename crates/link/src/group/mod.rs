@@ -203,16 +203,17 @@ pub(crate) fn join(
     let mine = &slots[&index];
     // First every process gets the socket, then datagrams are steered to it.
     let message = Message::Slot { index, qpn_prefix, generation: mine.generation };
-    for other in others.values() {
+    let mut answering = BTreeMap::new();
+    for (prefix, other) in &others {
         // A process that cannot take it now is stopped with a long queue, or has just ended.
         if let Ok(connection) = Connection::open(&other.name, ANSWER_TIMEOUT) {
             let fds = [mine.socket.as_fd(), directory.own_inbox().as_fd()];
-            let _ = connection.send(&message.to_bytes(), &fds);
+            if connection.send(&message.to_bytes(), &fds).is_ok() && other.answers {
+                answering.insert(*prefix, other.pid);
+            }
         }
     }
     let shared = shared(directory.clone());
-    let answering = others.iter().filter(|(_, other)| other.answers);
-    let answering = answering.map(|(prefix, other)| (*prefix, other.pid)).collect();
     await_notices(&inbox, &directory, &shared, answering)?;
     let mut indices: Vec<(u16, u16)> = slots
         .iter()
