@@ -329,18 +329,22 @@ impl MulticastTable {
 
     /// Notes a process that has, or may have, queue pairs in groups.
     pub(crate) fn announce(&self, qpn_prefix: u32) {
-        if let Some(word) = self.announced.get(qpn_prefix as usize / 64) {
-            word.fetch_or(1 << (qpn_prefix % 64), Ordering::AcqRel);
+        if self.mark(qpn_prefix) {
             self.announcements.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// Notes a process that says hello, and may have queue pairs in groups. The next datagram does not wait for it.
     pub(crate) fn said_hello(&self, qpn_prefix: u32) {
-        if let Some(word) = self.announced.get(qpn_prefix as usize / 64) {
-            word.fetch_or(1 << (qpn_prefix % 64), Ordering::SeqCst);
+        if self.mark(qpn_prefix) {
             self.ask_again_at.store(1, Ordering::SeqCst);
         }
+    }
+
+    /// Sets the bit of a process to connect to; false if there is no such prefix.
+    fn mark(&self, qpn_prefix: u32) -> bool {
+        let word = self.announced.get(qpn_prefix as usize / 64);
+        word.map(|word| word.fetch_or(1 << (qpn_prefix % 64), Ordering::SeqCst)).is_some()
     }
 
     /// The queue pairs of this host that belong to a group.
@@ -388,7 +392,7 @@ impl MulticastTable {
             }
         }
         for prefix in &unanswered {
-            self.announced[*prefix as usize / 64].fetch_or(1 << (prefix % 64), Ordering::AcqRel);
+            self.mark(*prefix);
         }
         let again = clock::monotonic() + ASK_INTERVAL.as_nanos() as u64;
         let is_complete = unanswered.is_empty() && self.searched.load(Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millstream_link::{JoinError, Link, Outgoing, PacketInfo, RxBuffers, Service, Udp};
@@ -278,21 +278,27 @@ fn join_errors_name_the_conflict() {
     assert!(error.to_string().ends_with(&format!("process {}", std::process::id())), "{error}");
 }
 
-/// Environment variable with the port of [`few_descriptors`].
+/// Environment variable with the port of a [`start`]ed process.
 const PORT: &str = "MILLSTREAM_TEST_PORT";
 
-#[test]
-fn a_member_without_descriptors_gets_its_packets_and_knows_a_newcomer_later() {
-    let port = port();
-    let first = Udp::join_port(0x1, port).unwrap();
-    let mut limited = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "few_descriptors", "--ignored", "--nocapture"])
+/// Another process that runs an ignored test of this program, and its output by lines.
+fn start(test: &str, port: u16) -> (Child, impl Iterator<Item = String>) {
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
         .env(PORT, port.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(limited.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+    (process, lines)
+}
+
+#[test]
+fn a_member_without_descriptors_gets_its_packets_and_knows_a_newcomer_later() {
+    let port = port();
+    let first = Udp::join_port(0x1, port).unwrap();
+    let (mut limited, mut lines) = start("few_descriptors", port);
     let mut reaches =
         |line: &str| assert!(lines.any(|printed| printed == line), "the member ended before: {line}");
     reaches("no descriptor is left");
@@ -338,14 +344,7 @@ fn few_descriptors() {
 #[test]
 fn a_member_that_answers_late_shares_the_port() {
     let port = port();
-    let mut late = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "late_member", "--ignored", "--nocapture"])
-        .env(PORT, port.to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(late.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let (mut late, mut lines) = start("late_member", port);
     assert!(lines.any(|line| line == "joined"));
     let pid = late.id() as i32;
     // SAFETY: our own child.

@@ -105,9 +105,8 @@ fn uses_packets_only(qp: &Qp, number: Qpn) -> bool {
     loop {
         match qp.adapter.peer_of(number) {
             Ok(peer) => return peer.wire,
-            Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            // Each further call waits for a moment.
+            Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {}
             Err(error) => return error.kind() == ErrorKind::Unsupported,
         }
     }

@@ -200,7 +200,7 @@ fn send_until_fault() {
             send_to_parent(&qp.qpn().get().to_string());
             recv_from_parent().expect("the far end is connected");
             ready(&qp, qpn);
-            (unshared, qp, SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(srqn), ..SendWr::default() })
+            (unshared, qp, xrc_message(srqn))
         }
         _ => panic!("{line}"),
     };
@@ -276,33 +276,54 @@ fn xrc_requests_are_posted_again(end: SenderEnd) {
     let domain = Xrcd::private(&adapter.context).expect("a domain");
     let queue = Queue::new(&adapter, Some(&domain));
     let unshared = queue.unshared(&adapter);
-    let _ended: Vec<Process> = (1..REQUESTS)
-        .map(|_| {
-            let receiver = Qp::for_domain(&domain).expect("a queue pair");
-            let mut process = Process::start(end.role());
-            let numbers = [unshared.qpn().get(), receiver.qpn().get(), queue.srq.number()];
-            process.send_line(&numbers.map(|number| number.to_string()).join(" "));
-            ready(&receiver, process.recv_line().parse().expect("a number"));
-            process.send_line("connected");
-            end.wait(&mut process);
-            process
-        })
-        .collect();
-    let sent = adapter.cq();
-    let (sender, receiver) =
-        (sender(&adapter, &sent, QpType::XrcSend), Qp::for_domain(&domain).expect("a queue pair"));
-    ready(&receiver, sender.qpn().get());
-    ready(&sender, receiver.qpn().get());
-    let message = SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(queue.srq.number()), ..SendWr::default() };
+    let _ended: Vec<Process> =
+        (1..REQUESTS).map(|_| xrc_sender_ends(end, &queue, &domain, &unshared)).collect();
     assert_eq!(queue.post(0), Err(Errno::NOMEM), "the program posts none again");
-    for wr_id in POSTED_AGAIN {
-        sender.post_send(&message).expect("room");
-        assert_eq!((next(&sent).status, next(&queue.cq).wr_id), (WC_SUCCESS, wr_id));
-    }
+    let sender = XrcSender::new(&adapter, &domain);
+    sender.takes(&queue, &POSTED_AGAIN);
     queue.is_whole(0);
-    for i in 0..REQUESTS as u64 {
-        sender.post_send(&message).expect("room");
-        assert_eq!((next(&sent).status, next(&queue.cq).wr_id), (WC_SUCCESS, i));
+    sender.takes(&queue, &[0, 1, 2, 3]);
+}
+
+/// A sender that ends in the middle of a message over an XRC connection.
+fn xrc_sender_ends(end: SenderEnd, queue: &Queue, domain: &Arc<Xrcd>, unshared: &Qp) -> Process {
+    let receiver = Qp::for_domain(domain).expect("a queue pair");
+    let mut process = Process::start(end.role());
+    let numbers = [unshared.qpn().get(), receiver.qpn().get(), queue.srq.number()];
+    process.send_line(&numbers.map(|number| number.to_string()).join(" "));
+    ready(&receiver, process.recv_line().parse().expect("a number"));
+    process.send_line("connected");
+    end.wait(&mut process);
+    process
+}
+
+fn xrc_message(srqn: u32) -> SendWr<'static> {
+    SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(srqn), ..SendWr::default() }
+}
+
+/// An XRC connection within this process.
+struct XrcSender {
+    qp: Arc<Qp>,
+    sent: Arc<Cq>,
+    _receiver: Arc<Qp>,
+}
+
+impl XrcSender {
+    fn new(adapter: &Adapter, domain: &Arc<Xrcd>) -> Self {
+        let sent = adapter.cq();
+        let qp = sender(adapter, &sent, QpType::XrcSend);
+        let receiver = Qp::for_domain(domain).expect("a queue pair");
+        ready(&receiver, qp.qpn().get());
+        ready(&qp, receiver.qpn().get());
+        Self { qp, sent, _receiver: receiver }
+    }
+
+    /// Sends messages, and checks that they take these requests.
+    fn takes(&self, queue: &Queue, requests: &[u64]) {
+        for wr_id in requests {
+            self.qp.post_send(&xrc_message(queue.srq.number())).expect("room");
+            assert_eq!((next(&self.sent).status, next(&queue.cq).wr_id), (WC_SUCCESS, *wr_id));
+        }
     }
 }
 
@@ -315,8 +336,7 @@ pub(crate) fn packet_sender() {
     let line = recv_from_parent().expect("to whom");
     let [qpn, srqn]: [u32; 2] = serde_json::from_str(&line).expect("two numbers");
     ready(&qp, qpn);
-    let message = SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(srqn), ..SendWr::default() };
-    qp.post_send(&message).expect("room");
+    qp.post_send(&xrc_message(srqn)).expect("room");
     send_to_parent(&next(&cq).status.to_string());
 }
 
@@ -331,30 +351,14 @@ fn a_request_taken_by_an_xrc_sender_is_posted_again_when_a_packet_comes() {
     let domain = Xrcd::private(&adapter.context).expect("a domain");
     let queue = Queue::new(&adapter, Some(&domain));
     let unshared = queue.unshared(&adapter);
-    let killed = Qp::for_domain(&domain).expect("a queue pair");
-    let mut process = Process::start(SenderEnd::Dies.role());
-    let numbers = [unshared.qpn().get(), killed.qpn().get(), queue.srq.number()];
-    process.send_line(&numbers.map(|number| number.to_string()).join(" "));
-    ready(&killed, process.recv_line().parse().expect("a number"));
-    process.send_line("connected");
-    SenderEnd::Dies.wait(&mut process);
-
+    xrc_sender_ends(SenderEnd::Dies, &queue, &domain, &unshared);
     let mut process = Process::start_with("packet_sender", |command| command.env("MILLSTREAM_PATH", "wire"));
     let receiver = Qp::for_domain(&domain).expect("a queue pair");
     ready(&receiver, process.recv_line().parse().expect("a number"));
     process.send_line(&serde_json::to_string(&[receiver.qpn().get(), queue.srq.number()]).expect("numbers"));
     assert_eq!(process.recv_line(), WC_SUCCESS.to_string());
     assert_eq!(next(&queue.cq).wr_id, 1);
-    let (sent, receiver) = (adapter.cq(), Qp::for_domain(&domain).expect("a queue pair"));
-    let sender = sender(&adapter, &sent, QpType::XrcSend);
-    ready(&receiver, sender.qpn().get());
-    ready(&sender, receiver.qpn().get());
-    for wr_id in [2, 3, 0] {
-        let message =
-            SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(queue.srq.number()), ..SendWr::default() };
-        sender.post_send(&message).expect("room");
-        assert_eq!((next(&sent).status, next(&queue.cq).wr_id), (WC_SUCCESS, wr_id));
-    }
+    XrcSender::new(&adapter, &domain).takes(&queue, &[2, 3, 0]);
     queue.is_whole(0);
 }
 

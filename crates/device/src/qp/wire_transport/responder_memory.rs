@@ -250,12 +250,10 @@ impl ResponderMemory {
         // A sender of this host exited with a receive taken, or before it took one, and left the queue's record.
         if let Some(queue) = scope.queue.as_ref().filter(|queue| queue.taken.load(Ordering::Relaxed) != 0) {
             drop(guard);
-            match adapter.xrc_srqs.get(queue.number().get()) {
-                Some(own) => own.srq_event(srq_event::RECV_ABANDONED),
-                None => {
-                    let number = queue.number().get();
-                    scope.peer.send(Message::new(Op::XrcSrqEvent, [number, srq_event::RECV_ABANDONED]));
-                }
+            let (number, event) = (queue.number().get(), srq_event::RECV_ABANDONED);
+            match adapter.xrc_srqs.get(number) {
+                Some(own) => own.srq_event(event),
+                None => scope.peer.send(Message::new(Op::XrcSrqEvent, [number, event])),
             }
             let Ok(again) = lease(&scope.queue, adapter.id.pid) else { return false };
             guard = again;
